@@ -1,0 +1,65 @@
+"""What can run: vLLM versions, and combinations that are refused at startup by name."""
+
+import re
+from collections.abc import Iterator
+from typing import Any
+
+from confident_decoding.config import ConfigError
+
+SUPPORTED = ((0, 26), (0, 33))
+"""First and last vLLM release that the contracts are checked against."""
+
+SPECULATION = ("ngram", "ngram_gpu", "suffix")
+"""Speculative methods whose proposals need no hidden state of the target model."""
+
+
+def version_problem(version: str) -> tuple[str | None, str | None]:
+    """Judge a vLLM version: ``(refusal, warning)``, at most one of them set."""
+    low, high = (".".join(map(str, v)) for v in SUPPORTED)
+    match = re.match(r"(\d+)\.(\d+)", version)
+    found = (int(match[1]), int(match[2])) if match else None
+    if found is None or (found < (0, 1)):
+        return None, f"vLLM {version} is not a release; tested are {low} to {high}."
+    if found < SUPPORTED[0]:
+        return (
+            f"vLLM {version} is older than the oldest supported release. Supported: {low} to {high}. "
+            f"Upgrade vLLM, or set enable_multi_layer_entropy_selection to false.",
+            None,
+        )
+    if found > SUPPORTED[1]:
+        return None, f"vLLM {version} is newer than the newest tested release ({high}); each hook is checked first."
+    return None, None
+
+
+def unsupported_combinations(vllm_config: Any) -> Iterator[str]:
+    """Name each setting of vLLM that Confident Decoding cannot run with yet, with the remedy."""
+    speculative = vllm_config.speculative_config
+    method = getattr(speculative, "method", None)
+    if speculative is not None and method not in SPECULATION:
+        yield (
+            f"speculative decoding with method {method!r} (it feeds the target's hidden states to the drafter). "
+            f"Supported methods: {', '.join(SPECULATION)}"
+        )
+    if vllm_config.lora_config is not None:
+        yield "LoRA (--enable-lora). Merge the adapter into the checkpoint, or serve without --enable-lora"
+    if getattr(vllm_config.cache_config, "kv_sharing_fast_prefill", False):
+        yield "--kv-sharing-fast-prefill (it drops the captured states)"
+    passes = getattr(vllm_config.compilation_config, "pass_config", None)
+    if getattr(passes, "enable_sp", False):
+        yield "the sequence-parallelism pass (compilation_config.pass_config.enable_sp): states are scattered"
+    if getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1) > 1:
+        yield "prefill context parallelism (--prefill-context-parallel-size)"
+
+
+def refuse_unsupported(vllm_config: Any) -> None:
+    """Raise if this server's settings or vLLM version cannot work.
+
+    Raises:
+        ConfigError: Names every unsupported setting and its remedy.
+    """
+    import vllm
+
+    refusal, _ = version_problem(vllm.__version__)
+    problems = [refusal] if refusal else [f"unsupported together with {p}." for p in unsupported_combinations(vllm_config)]
+    if problems:
+        raise ConfigError("confident-decoding cannot start:\n  " + "\n  ".join(problems))

@@ -1,0 +1,87 @@
+"""What the hooks rely on in vLLM, in one list: checked before wrapping, and by ``make contracts``.
+
+Each entry names a symbol and its leading parameters, or attributes that a class must give its
+instances. `check_live` looks at the imported module; ``tools/contracts.py`` looks at the source of
+every supported release.
+"""
+
+import inspect
+from dataclasses import dataclass
+from types import ModuleType
+
+
+@dataclass(frozen=True)
+class Contract:
+    """One symbol of vLLM.
+
+    Attributes:
+        module: Dotted module name.
+        name: ``Class.method``, ``function`` or ``Class``.
+        parameters: Leading parameter names (``self`` left out); None for no function.
+        attributes: Names that the class assigns on ``self`` or in its body.
+        mentions: Names that the function's body must use.
+    """
+
+    module: str
+    name: str
+    parameters: tuple[str, ...] | None = None
+    attributes: tuple[str, ...] = ()
+    mentions: tuple[str, ...] = ()
+
+
+_LP = "vllm.model_executor.layers.logits_processor"
+_VPE = "vllm.model_executor.layers.vocab_parallel_embedding"
+
+LOADER = Contract(
+    "vllm.model_executor.model_loader.base_loader", "BaseModelLoader.load_model", ("vllm_config", "model_config")
+)
+FRONT_END = Contract("vllm.v1.engine.input_processor", "InputProcessor.__init__", ("vllm_config",))
+HEAD = Contract(_LP, "LogitsProcessor._apply_head", ("lm_head", "hidden_states", "embedding_bias"))
+
+CONTRACTS: tuple[Contract, ...] = (
+    LOADER,
+    FRONT_END,
+    HEAD,
+    Contract(_LP, "LogitsProcessor", attributes=("scale", "soft_cap", "org_vocab_size", "logits_as_input")),
+    Contract(_LP, "LogitsProcessor.forward", ("lm_head", "hidden_states"), mentions=("soft_cap", "scale")),
+    Contract(_LP, "LogitsProcessor._get_logits", ("hidden_states", "lm_head"), mentions=("_apply_head", "org_vocab_size")),
+    Contract(_VPE, "VocabParallelEmbedding", attributes=("shard_indices", "num_embeddings_per_partition", "tp_size")),
+    Contract(_VPE, "VocabParallelEmbeddingShardIndices", attributes=("org_vocab_start_index", "org_vocab_end_index")),
+    Contract("vllm.model_executor.models.interfaces", "EagleModelMixin._set_aux_hidden_state_layers", ("layers",)),
+    Contract(
+        "vllm.model_executor.models.interfaces", "EagleModelMixin._maybe_add_hidden_state",
+        mentions=("aux_hidden_state_layers",),
+    ),
+    Contract("vllm.model_executor.models.llama", "LlamaModel.forward", mentions=("_maybe_add_hidden_state", "norm")),
+    Contract("vllm.model_executor.models.qwen2", "Qwen2Model.forward", mentions=("_maybe_add_hidden_state", "norm")),
+    Contract("vllm.distributed.communication_op", "tensor_model_parallel_all_gather", ("input_", "dim")),
+    Contract("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank", ()),
+    Contract("vllm.config.vllm", "VllmConfig.use_v2_model_runner", ()),
+    Contract("vllm.config.model", "ModelConfig.get_total_num_hidden_layers", ()),
+    Contract("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._dummy_sampler_run", mentions=("compute_logits",)),
+    Contract("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._get_prompt_logprobs_dict", mentions=("compute_logits",)),
+    Contract("vllm.v1.worker.gpu.model_runner", "GPUModelRunner._dummy_sampler_run", mentions=("compute_logits",)),
+    Contract("vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model"),
+    Contract("vllm.v1.worker.gpu_worker", "Worker.determine_available_memory"),
+    Contract("vllm.v1.worker.cpu_worker", "CPUWorker.compile_or_warm_up_model"),
+)
+
+
+def check_live(contract: Contract, module: ModuleType) -> str | None:
+    """What is wrong with a function of an imported module, or None.
+
+    Args:
+        contract: An entry with ``parameters``.
+        module: The module that it names, imported.
+    """
+    target: object = module
+    for part in contract.name.split("."):
+        target = getattr(target, part, None)
+        if target is None:
+            return f"{contract.module}.{contract.name} does not exist"
+    assert callable(target)
+    found = [name for name in inspect.signature(target).parameters if name != "self"]
+    expected = list(contract.parameters or ())
+    if found[: len(expected)] != expected:
+        return f"{contract.module}.{contract.name} takes {found}, expected {expected} first"
+    return None

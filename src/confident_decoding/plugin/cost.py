@@ -1,0 +1,23 @@
+"""What the packed rows cost, in the unit that operators plan with: KV-cache tokens."""
+
+from typing import Any
+
+
+def kv_bytes_per_token(vllm_config: Any) -> int:
+    """Bytes that one token takes in this rank's KV cache, all layers; 0 if vLLM does not say.
+
+    Asks each attention layer for its cache specification, as the model runner does
+    (``v1/worker/gpu_model_runner.py``, ``get_kv_cache_spec``); layers with a constant-size state
+    (Mamba, gated delta nets) have no cost per token.
+    """
+    from vllm.v1.kv_cache_interface import AttentionSpec
+
+    total = 0
+    for layer in vllm_config.compilation_config.static_forward_context.values():
+        get_spec = getattr(layer, "get_kv_cache_spec", None)
+        if get_spec is None or getattr(layer, "kv_sharing_target_layer_name", None):
+            continue
+        spec = get_spec(vllm_config)
+        if isinstance(spec, AttentionSpec):
+            total += spec.page_size_bytes // spec.block_size
+    return total

@@ -1,0 +1,120 @@
+"""Select: the language model's ``LogitsProcessor`` chooses layers where it would apply the head.
+
+``_apply_head`` gets packed rows and returns this rank's local logits of the selected layers; the
+stock code around it then gathers, trims, caps and scales as ever
+(``model_executor/layers/logits_processor.py``).
+"""
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from confident_decoding import scan, stats
+from confident_decoding.config import SelectionPlan
+from confident_decoding.entropy import combine_statistics, shard_statistics
+from confident_decoding.plugin.rows import Rows
+from confident_decoding.selection import hashed_draws
+
+logger = logging.getLogger("vllm.confident_decoding")
+COUNTERS = "confident_decoding_counters"
+
+
+def valid_columns(processor: Any, lm_head: Any) -> int:
+    """Local columns that are ids of the true vocabulary: padding never enters an entropy."""
+    shard = lm_head.shard_indices
+    end = min(shard.org_vocab_end_index, processor.org_vocab_size)
+    return max(0, end - shard.org_vocab_start_index)
+
+
+def sampled_distribution(processor: Any, logits: Tensor) -> Tensor:
+    """Soft cap and scale, by the stock steps in the stock dtype, without touching ``logits``."""
+    if processor.soft_cap is not None:
+        logits = torch.tanh(logits / processor.soft_cap) * processor.soft_cap
+    return logits if processor.scale == 1.0 else logits * processor.scale
+
+
+def entropies(processor: Any, lm_head: Any, logits: Tensor) -> Tensor:
+    """Entropies ``[m]`` fp32 nats of local logits ``[m, V/tp]``, over all ranks' vocabulary."""
+    mine = shard_statistics(sampled_distribution(processor, logits[:, : valid_columns(processor, lm_head)]))[None]
+    if lm_head.tp_size > 1:
+        from vllm.distributed import tensor_model_parallel_all_gather
+
+        mine = tensor_model_parallel_all_gather(mine, dim=0)
+    return combine_statistics(mine)
+
+
+class SelectingHead:
+    """Stands in for ``LogitsProcessor._apply_head`` of one model instance.
+
+    Args:
+        processor: The language model's ``LogitsProcessor``; its own ``_apply_head`` is kept.
+        norm: The model's final norm.
+        hidden: H.
+        plan: What to select.
+        seed: The engine's seed, for mixing.
+        select_method: As the user wrote it, for the log line.
+        log_interval: Steps between log lines; 0 = never.
+        reports: Whether this rank counts and logs.
+    """
+
+    def __init__(
+        self, processor: Any, norm: nn.Module, hidden: int, plan: SelectionPlan, seed: int, select_method: str,
+        log_interval: int, reports: bool,
+    ) -> None:
+        self._processor, self._stock, self._norm = processor, processor._apply_head, norm
+        self._hidden, self._plan, self._seed = hidden, plan, seed
+        self._select_method, self._log_interval, self._reports = select_method, log_interval, reports
+        self._calls = self._step = 0
+        self._pending: stats.PendingSnapshot | None = None
+        self.rows: Rows | None = None
+        self.rows_seen = False
+        self.stock_calls = 0
+
+    def __call__(self, lm_head: Any, hidden_states: Tensor, embedding_bias: Tensor | None) -> Tensor:
+        """Local logits ``[B, V/tp]`` of packed rows ``[B, n*H]``, or stock logits of plain ``[B, H]`` rows."""
+        width, n = hidden_states.shape[-1], len(self._plan.depths)
+        if width == self._hidden and (n > 1 or self.rows is None):
+            self.stock_calls += 1
+            return self._stock(lm_head, hidden_states, embedding_bias)
+        if width != n * self._hidden:
+            raise RuntimeError(
+                f"confident-decoding: rows of width {width} reached the output head; expected {self._hidden} (plain) "
+                f"or {n * self._hidden} (packed, {n} states)."
+            )
+        model_head = scan.ModelHead(
+            norm=self._norm,
+            project=lambda states: self._stock(lm_head, states, embedding_bias),
+            entropies=lambda logits: entropies(self._processor, lm_head, logits),
+            columns=lm_head.num_embeddings_per_partition,
+        )
+        # Whether a step is logged must not depend on the rank: the entropies are gathered.
+        step = self._step + 1 if self.rows == "sampled" else 0
+        due = bool(step and self._log_interval and step % self._log_interval == 0)
+        selection = scan.select(hidden_states, self._plan, model_head, self._draws(hidden_states), due)
+        if self.rows == "sampled":
+            self._step, self.rows_seen = step, True
+        if self._log_interval and self._reports and self.rows in ("sampled", "prompt"):
+            self._report(selection, due)
+        return selection.logits
+
+    def _draws(self, packed: Tensor) -> Tensor | None:
+        if not 0 < self._plan.p < 1:
+            return None
+        self._calls += 1
+        rows = torch.arange(len(packed), device=packed.device)
+        return hashed_draws(rows, self._seed, self._calls)
+
+    def _report(self, selection: scan.Selection, due: bool) -> None:
+        counters = self._processor.get_buffer(COUNTERS)
+        stats.count(counters, selection.depths, prompt=self.rows == "prompt")
+        self._log_if_ready()
+        if due and selection.final_entropies is not None:
+            self._pending = stats.PendingSnapshot(self._step, counters, selection.depths, selection.final_entropies)
+            self._log_if_ready()
+
+    def _log_if_ready(self) -> None:
+        if self._pending is not None and self._pending.ready():
+            logger.info(stats.format_line(self._pending.read(), self._plan, self._select_method))
+            self._pending = None

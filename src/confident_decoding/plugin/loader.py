@@ -1,0 +1,104 @@
+"""The loader hook: every way vLLM loads a model ends in ``BaseModelLoader.load_model``.
+
+The wrapper decides whether this load is ours (the target model of a generate engine with the
+switch on) and, if so, marks the compile cache before and installs the other hooks after.
+"""
+
+import functools
+import inspect
+import logging
+from collections.abc import Callable
+from contextvars import ContextVar
+from types import ModuleType
+from typing import Any
+
+from confident_decoding.plugin import compat, contracts, front_end
+from confident_decoding.plugin.fingerprint import mark_compile_cache
+from confident_decoding.plugin.install import install
+
+logger = logging.getLogger("vllm.confident_decoding")
+_MARK = "_confident_decoding_wrapped"
+_loading: ContextVar[bool] = ContextVar("confident_decoding_loading", default=False)
+
+
+def wrap_loaders(module: ModuleType) -> None:
+    """Wrap ``load_model`` of the base loader and of every subclass, present and future; idempotent.
+
+    Raises:
+        RuntimeError: The base class is not what we know.
+    """
+    if problem := contracts.check_live(contracts.LOADER, module):
+        raise RuntimeError(problem)
+    base = module.BaseModelLoader
+    if getattr(base.load_model, _MARK, False):
+        return
+    pending = [base]
+    while pending:
+        cls = pending.pop()
+        _wrap(cls)
+        pending += cls.__subclasses__()
+
+    # Some loaders (tensorizer, IPC, users' own) replace load_model, in modules imported later.
+    inherited = base.__init_subclass__
+
+    def __init_subclass__(cls: type, **kwargs: Any) -> None:  # noqa: N807
+        inherited(**kwargs)
+        _wrap(cls)
+
+    base.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def _wrap(cls: type) -> None:
+    original = cls.__dict__.get("load_model")
+    if original is None or getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return _load(functools.partial(original, self), args, kwargs)
+
+    setattr(load_model, _MARK, True)
+    cls.load_model = load_model  # type: ignore[attr-defined]
+
+
+def _load(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    bound = inspect.signature(original).bind(*args, **kwargs).arguments
+    vllm_config, model_config = bound["vllm_config"], bound["model_config"]
+    # Drafters load through here too, with a model configuration of their own; and a loader that
+    # calls super().load_model must not install twice.
+    if _loading.get() or model_config is not vllm_config.model_config:
+        return original(*args, **kwargs)
+    # The front end has checked this already, unless it runs where our hook could not be placed.
+    validated = front_end.validate(vllm_config)
+    if validated is None:
+        _warn_pipeline(vllm_config)
+        return original(*args, **kwargs)
+    config, plan = validated
+    import vllm
+
+    _, warning = compat.version_problem(vllm.__version__)
+    if warning:
+        logger.warning("confident-decoding: %s", warning)
+    mark_compile_cache(vllm_config, plan)
+    token = _loading.set(True)
+    try:
+        model = original(*args, **kwargs)
+    finally:
+        _loading.reset(token)
+    install(model, vllm_config, config, plan)
+    return model
+
+
+def _warn_pipeline(vllm_config: Any) -> None:
+    from confident_decoding.config import ConfidentDecodingConfig
+
+    config = ConfidentDecodingConfig.from_additional_config(vllm_config.additional_config)
+    stages = vllm_config.parallel_config.pipeline_parallel_size
+    if config.enable_multi_layer_entropy_selection and stages > 1 and vllm_config.model_config.runner_type == "generate":
+        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_pp_group
+
+        if get_pp_group().is_last_rank and get_tensor_model_parallel_rank() == 0:
+            logger.warning(
+                "confident-decoding is not active: with pipeline parallelism (pipeline_parallel_size=%d) this "
+                "server runs standard decoding. Use tensor parallelism instead to have both.", stages,
+            )

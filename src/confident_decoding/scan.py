@@ -1,0 +1,147 @@
+"""From packed rows to selected logits: the dense scan.
+
+A packed row ``[n*H]`` holds the final *normed* state, then the raw residual states of the other
+n-1 captured depths. The scan needs three things of the model, all passed in: its final norm, its
+output head, and the entropy of the head's logits.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from confident_decoding.config import SelectionPlan
+from confident_decoding.selection import mix_depths, scan_depths, shift_depths
+
+CHUNK_ELEMENTS = 1 << 27
+"""Logits that one chunk of rows may hold over all candidates (256 MiB in bf16). Prompt rows come by
+the thousands; with chunks the peak does not grow with the number of candidates."""
+
+
+@dataclass(frozen=True)
+class ModelHead:
+    """The model's own operations, on this rank.
+
+    Attributes:
+        norm: Final norm, ``[m, H]`` raw residual states to ``[m, H]``.
+        project: Output head, ``[m, H]`` normed states to logits ``[m, V/tp]``.
+        entropies: Logits ``[m, V/tp]`` to ``[m]`` fp32 nats over the whole vocabulary, of the
+            distribution that sampling starts from (soft cap and scale included).
+        columns: V/tp, columns of ``project``'s result (for chunking).
+    """
+
+    norm: Callable[[Tensor], Tensor]
+    project: Callable[[Tensor], Tensor]
+    entropies: Callable[[Tensor], Tensor]
+    columns: int
+
+
+@dataclass(frozen=True)
+class Selection:
+    """The result of one call.
+
+    Attributes:
+        logits: ``[B, V/tp]`` of the selected layers, as ``project`` returned them; private memory.
+        depths: ``[B]`` int64, after mixing.
+        final_entropies: ``[B]`` fp32 nats at depth 0, or None where they were not asked for.
+        entropies: ``[n, B]`` fp32 nats at each captured depth, or None for a fixed layer.
+    """
+
+    logits: Tensor
+    depths: Tensor
+    final_entropies: Tensor | None
+    entropies: Tensor | None = None
+
+
+def select(
+    packed: Tensor,
+    plan: SelectionPlan,
+    head: ModelHead,
+    draws: Tensor | None = None,
+    with_final_entropies: bool = False,
+) -> Selection:
+    """Choose a layer for each row and return its logits.
+
+    Args:
+        packed: ``[B, n*H]``, any strides, n = ``len(plan.depths)``; B may be 0.
+        plan: What to select.
+        head: The model's norm, head and entropy.
+        draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``.
+        with_final_entropies: Also return ``final_entropies`` where a fixed layer needs none.
+    """
+    if plan.fixed_depth is not None:
+        return _select_fixed(packed, plan, head, draws, with_final_entropies)
+    n, (rows, width) = len(plan.depths), packed.shape
+    if n == 1:
+        logits = head.project(packed.contiguous())
+        depths = torch.zeros(rows, dtype=torch.int64, device=packed.device)
+        entropies = head.entropies(logits) if with_final_entropies else None
+        return Selection(logits, depths, entropies)
+    # p=0 is the regression setting: the scan runs, and the logits are those of the stock call.
+    stock = head.project(packed[:, : width // n].contiguous()) if plan.p == 0 else None
+    chunk = max(1, CHUNK_ELEMENTS // (n * max(1, head.columns)))
+    if rows <= chunk:
+        logits, depths, entropies = _scan(packed, plan, head, draws)
+        return Selection(logits if stock is None else stock, depths, entropies[0], entropies)
+    all_depths, all_entropies = [], []
+    result = stock
+    for start in range(0, rows, chunk):
+        part = slice(start, start + chunk)
+        logits, depths, entropies = _scan(packed[part], plan, head, None if draws is None else draws[part])
+        if stock is None:
+            if result is None:
+                result = logits.new_empty(rows, logits.shape[1])
+            result[part] = logits
+        all_depths.append(depths)
+        all_entropies.append(entropies)
+    assert result is not None
+    entropies = torch.cat(all_entropies, 1)
+    return Selection(result, torch.cat(all_depths), entropies[0], entropies)
+
+
+def _scan(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+    """One projection of all candidates: logits ``[b, V/tp]``, depths ``[b]``, entropies ``[n, b]``."""
+    logits = head.project(candidate_states(packed, len(plan.depths), head.norm))
+    entropies = head.entropies(logits).view(len(plan.depths), -1)
+    depths = shift_depths(scan_depths(entropies, plan.window), plan.shift, plan.candidates)
+    depths = _mix(depths, plan.p, draws)
+    rows = torch.arange(len(depths), device=depths.device)
+    return logits[depths * len(depths) + rows], depths, entropies
+
+
+def candidate_states(packed: Tensor, n: int, norm: Callable[[Tensor], Tensor]) -> Tensor:
+    """Normed states ``[n*b, H]``, depth by depth, of packed rows ``[b, n*H]``."""
+    rows, width = packed.shape
+    hidden = width // n
+    by_depth = packed.unflatten(1, (n, hidden)).transpose(0, 1)
+    raw = by_depth[1:].reshape(-1, hidden)
+    return torch.cat([by_depth[0], norm(raw)])
+
+
+def _select_fixed(
+    packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None, with_final_entropies: bool
+) -> Selection:
+    """``last-mK``: projects that layer, and the final one only where it can be returned or is logged."""
+    rows, hidden = len(packed), packed.shape[1] // 2
+    final = head.project(packed[:, :hidden].contiguous()) if plan.p < 1 or with_final_entropies else None
+    entropies = head.entropies(final) if with_final_entropies and final is not None else None
+    assert plan.fixed_depth is not None
+    depths = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device)
+    depths = _mix(depths, plan.p, draws)
+    if plan.p == 0 and final is not None:
+        return Selection(final, depths, entropies)
+    logits = head.project(head.norm(packed[:, hidden:].contiguous()))
+    if plan.p < 1 and final is not None:
+        logits = torch.where((depths == 0)[:, None], final, logits)
+    return Selection(logits, depths, entropies)
+
+
+def _mix(depths: Tensor, p: float, draws: Tensor | None) -> Tensor:
+    if p == 1:
+        return depths
+    if p == 0:
+        return torch.zeros_like(depths)
+    if draws is None:
+        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
+    return mix_depths(depths, draws, p)

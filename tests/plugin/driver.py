@@ -1,0 +1,122 @@
+"""Runs real vLLM engines, one after another, in a process of its own; used by the tests.
+
+Reads a list of jobs (JSON) and writes one result per job. A job is ``{"engine": {LLM arguments},
+"calls": [{"prompts": [[token ids]], "sampling": {...}}]}``. A result holds the outputs of each call,
+the log lines of the plugin, and the error if the engine did not start.
+"""
+
+import argparse
+import gc
+import importlib.metadata
+import json
+import logging
+import sys
+import time
+from pathlib import Path
+
+
+def hide_plugin():
+    """Make the plugin as absent as if it had been uninstalled: no distribution, no module."""
+    found = importlib.metadata.MetadataPathFinder.find_distributions
+
+    def without_ours(*args, **kwargs):
+        return (d for d in found(*args, **kwargs) if d.metadata["Name"] != "confident-decoding")
+
+    for finder in sys.meta_path:
+        if hasattr(finder, "find_distributions"):
+            finder.find_distributions = without_ours
+    importlib.metadata.MetadataPathFinder.find_distributions = without_ours
+    sys.modules["confident_decoding"] = None
+    try:
+        importlib.metadata.distribution("confident-decoding")
+    except importlib.metadata.PackageNotFoundError:
+        return
+    raise AssertionError("the plugin is still installed")
+
+
+class Lines(logging.Handler):
+    def __init__(self):
+        super().__init__()
+        self.lines = []
+
+    def emit(self, record):
+        self.lines.append(f"{record.levelname} {record.getMessage()}")
+
+
+def plain(logprobs):
+    """vLLM's logprobs as ``[[[token, value], ...], ...]``; floats survive JSON exactly."""
+    if logprobs is None:
+        return None
+    return [None if at is None else [[t, v.logprob] for t, v in at.items()] for at in logprobs]
+
+
+def probe(llm):
+    """Facts about the loaded model instance that tests assert."""
+    model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.model
+    processor = getattr(model, "logits_processor", None)
+    return {
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "class_is_registered": type(model) is getattr(sys.modules[type(model).__module__], type(model).__name__),
+        "head_in_dict": "_apply_head" in vars(processor) if processor is not None else None,
+        "buffers": [n for n, _ in model.named_buffers() if "confident" in n],
+        "state_dict": [n for n in model.state_dict() if "confident" in n],
+        "aux_layers": list(getattr(model.model, "aux_hidden_state_layers", ())),
+        "additional_config": llm.llm_engine.vllm_config.additional_config,
+    }
+
+
+def run(job, lines):
+    from vllm import LLM, SamplingParams
+
+    given = json.loads(json.dumps(job["engine"].get("additional_config")))
+    start = time.perf_counter()
+    lines.lines.clear()
+    result = {"calls": [], "error": None}
+    llm = None
+    try:
+        llm = LLM(**job["engine"])
+        result["start_s"] = time.perf_counter() - start
+        result["user_dict_unchanged"] = job["engine"].get("additional_config") == given
+        if job.get("probe"):
+            result["probe"] = probe(llm)
+        for call in job["calls"]:
+            start = time.perf_counter()
+            prompts = [{"prompt_token_ids": ids} for ids in call["prompts"]]
+            sampling = call["sampling"]
+            params = [SamplingParams(**s) for s in sampling] if isinstance(sampling, list) else SamplingParams(**sampling)
+            outputs = llm.generate(prompts, params, use_tqdm=False)
+            result["calls"].append({
+                "seconds": time.perf_counter() - start,
+                "tokens": [[list(c.token_ids) for c in o.outputs] for o in outputs],
+                "logprobs": [[plain(c.logprobs) for c in o.outputs] for o in outputs],
+                "prompt_logprobs": [plain(o.prompt_logprobs) for o in outputs],
+            })
+    except Exception as error:
+        if not job.get("may_fail"):
+            raise
+        result["error"] = f"{type(error).__name__}: {error}"
+    finally:
+        del llm
+        from vllm.distributed import cleanup_dist_env_and_memory
+
+        cleanup_dist_env_and_memory()
+        gc.collect()
+    result["lines"] = list(lines.lines)
+    return result
+
+
+def main():
+    parser = argparse.ArgumentParser()
+    parser.add_argument("jobs", type=Path)
+    parser.add_argument("results", type=Path)
+    parser.add_argument("--hide-plugin", action="store_true")
+    args = parser.parse_args()
+    if args.hide_plugin:
+        hide_plugin()
+    lines = Lines()
+    logging.getLogger("vllm.confident_decoding").addHandler(lines)
+    args.results.write_text(json.dumps([run(job, lines) for job in json.loads(args.jobs.read_text())]))
+
+
+if __name__ == "__main__":
+    main()
