@@ -39,7 +39,7 @@ def shard_statistics(logits: Tensor) -> Tensor:
 
 
 def _block_statistics(logits: Tensor, out: Tensor) -> None:
-    x = logits.float()
+    x = logits.float().contiguous()  # the order of summation must not depend on the caller's layout
     m = x.amax(-1, keepdim=True)
     # A row of -inf alone: subtract 0 instead of -inf, so that it sums to 0 and not to NaN.
     x = (x - m.masked_fill(m == -torch.inf, 0)).clamp_(min=_LOWEST)

@@ -23,9 +23,9 @@ def count(counters: Tensor, depths: Tensor, prompt: bool) -> None:
     if len(depths) == 0:
         return
     row = counters[int(prompt)]
-    row[:_DEPTH_MAX] += torch.stack(
-        [torch.ones_like(depths).sum(), (depths == 0).sum(), depths.sum()]
-    )
+    row[_TOKENS] += len(depths)
+    row[_KEPT] += (depths == 0).sum()
+    row[_DEPTH_SUM] += depths.sum()
     row[_DEPTH_MAX] = torch.maximum(row[_DEPTH_MAX], depths.max())
 
 

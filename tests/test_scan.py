@@ -1,0 +1,216 @@
+"""Dense scan on a small model of our own: packed rows in, the right layer's own logits out."""
+
+import math
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from confident_decoding import scan
+from confident_decoding.config import ConfidentDecodingConfig
+from confident_decoding.entropy import entropy
+from confident_decoding.scan import ModelHead, candidate_states, select
+
+H, V, N = 16, 97, 12
+
+
+class ToyModel:
+    """RMS norm and a head; counts the rows of each projection."""
+
+    def __init__(self, seed=0, dtype=torch.float32):
+        g = torch.Generator().manual_seed(seed)
+        self.gain = (torch.rand(H, generator=g) + 0.5).to(dtype)
+        self.weight = (torch.randn(V, H, generator=g) * 0.7).to(dtype)
+        self.projected = []
+        self.head = ModelHead(self.norm, self.project, entropy, V)
+
+    def norm(self, x):
+        assert x.is_contiguous()
+        return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * self.gain
+
+    def project(self, x):
+        assert x.is_contiguous()
+        self.projected.append(len(x))
+        return x @ self.weight.T
+
+    def packed(self, rows, depths, seed=1):
+        g = torch.Generator().manual_seed(seed)
+        raw = torch.randn(len(depths), rows, H, generator=g).to(self.gain.dtype) * torch.linspace(3, 0.5, len(depths))[:, None, None].to(self.gain.dtype)
+        states = torch.stack([self.norm(raw[i].contiguous()) if d == 0 else raw[i] for i, d in enumerate(depths)])
+        return states.transpose(0, 1).reshape(rows, -1)
+
+    def expected(self, packed, plan):
+        """float64, numpy, one row and one depth at a time."""
+        rows = []
+        for row in packed.double().numpy().reshape(len(packed), len(plan.depths), H):
+            logits = []
+            for d, state in zip(plan.depths, row, strict=True):
+                if d:
+                    state = state / math.sqrt((state**2).mean() + 1e-6) * self.gain.double().numpy()
+                logits.append(self.weight.double().numpy() @ state)
+            if plan.fixed_depth is not None:
+                rows.append((plan.fixed_depth, logits[1]))
+                continue
+            h = [oracle.entropy(x) for x in logits]
+            d = oracle.depth(h, plan.window, plan.shift, plan.candidates)
+            rows.append((d, logits[d]))
+        return rows
+
+
+def plan_of(**keys):
+    return ConfidentDecodingConfig(**keys).resolve(N)
+
+
+PLANS = [
+    {}, {"select_method": "trough-m1"}, {"select_method": "trough-m2"}, {"select_method": "trough-p1"},
+    {"select_method": "trough-p2"}, {"trough_backtrack_ratio": 0.5}, {"trough_max_backtrack_layers": -1},
+    {"trough_max_backtrack_layers": 2}, {"trough_max_backtrack_layers": 1}, {"select_method": "last-m1"},
+    {"select_method": "last-m8"}, {"select_method": "trough-m2", "trough_backtrack_ratio": 0.5},
+]
+
+
+@pytest.mark.parametrize("keys", PLANS, ids=str)
+@pytest.mark.parametrize("rows", [1, 7, 64])
+def test_selects_what_the_oracle_selects(keys, rows):
+    model, plan = ToyModel(), plan_of(**keys)
+    packed = model.packed(rows, plan.depths)
+    result = select(packed, plan, model.head)
+    expected = model.expected(packed, plan)
+    assert result.depths.tolist() == [d for d, _ in expected]
+    np.testing.assert_allclose(result.logits.numpy(), [x for _, x in expected], rtol=1e-4, atol=1e-4)
+    if rows == 64 and plan.window > 1 and not plan.shift:
+        assert len(set(result.depths.tolist())) > 2, "the case is too easy to mean anything"
+
+
+@pytest.mark.parametrize("keys", PLANS, ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.4, 1.0])
+def test_chunks_change_nothing(keys, p, monkeypatch):
+    model, plan = ToyModel(), plan_of(p=p, **keys)
+    packed = model.packed(50, plan.depths)
+    draws = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
+    whole = select(packed, plan, model.head, draws)
+    monkeypatch.setattr(scan, "CHUNK_ELEMENTS", 7 * len(plan.depths) * V)
+    chunked = select(packed, plan, model.head, draws)
+    assert torch.equal(whole.depths, chunked.depths)
+    torch.testing.assert_close(whole.logits, chunked.logits)
+    if plan.fixed_depth is None and len(plan.depths) > 1:
+        assert max(model.projected[-3:]) <= 7 * len(plan.depths)
+        torch.testing.assert_close(whole.entropies, chunked.entropies)
+
+
+def test_peak_does_not_grow_with_the_candidates(monkeypatch):
+    """Rows times candidates of any one projection stay under the limit."""
+    monkeypatch.setattr(scan, "CHUNK_ELEMENTS", 40 * V)
+    for k in (2, 5, 10):
+        model, plan = ToyModel(), plan_of(trough_max_backtrack_layers=k)
+        select(model.packed(200, plan.depths), plan, model.head)
+        assert max(model.projected) <= 40
+
+
+@pytest.mark.parametrize("keys", PLANS, ids=str)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_p_zero_is_the_stock_head_call(keys, dtype):
+    """One projection of B contiguous final states, bit for bit."""
+    model, plan = ToyModel(dtype=dtype), plan_of(p=0.0, **keys)
+    packed = model.packed(9, plan.depths)
+    result = select(packed, plan, model.head)
+    assert torch.equal(result.logits, model.project(packed[:, :H].contiguous()))
+    assert model.projected[0] == 9
+    assert result.depths.tolist() == [0] * 9
+    if plan.window:
+        assert result.entropies is not None
+        assert model.projected[1] == 9 * len(plan.depths), "the scan must run, or p=0 would exercise nothing"
+
+
+@pytest.mark.parametrize("keys", [{}, {"select_method": "last-m3"}])
+def test_mixing_takes_the_final_layers_own_logits(keys):
+    model, plan = ToyModel(), plan_of(p=0.5, **keys)
+    packed = model.packed(40, plan.depths)
+    draws = torch.linspace(0, 0.999, 40, dtype=torch.float64)
+    result = select(packed, plan, model.head, draws)
+    expected = model.expected(packed, plan)
+    final = packed[:, :H] @ model.weight.T
+    for row in range(40):
+        if draws[row] < 0.5:
+            assert result.depths[row] == expected[row][0]
+            np.testing.assert_allclose(result.logits[row].numpy(), expected[row][1], rtol=1e-4, atol=1e-4)
+        else:
+            assert result.depths[row] == 0
+            torch.testing.assert_close(result.logits[row], final[row])
+
+
+def test_mixing_without_draws_is_an_error():
+    model, plan = ToyModel(), plan_of(p=0.5)
+    with pytest.raises(ValueError, match="draw"):
+        select(model.packed(2, plan.depths), plan, model.head)
+
+
+def test_last_mk_projects_that_layer_alone():
+    model, plan = ToyModel(), plan_of(select_method="last-m4")
+    select(model.packed(6, plan.depths), plan, model.head)
+    assert model.projected == [6]
+    mixed = plan_of(select_method="last-m4", p=0.5)
+    select(model.packed(6, mixed.depths), mixed, model.head, torch.zeros(6, dtype=torch.float64))
+    assert model.projected == [6, 6, 6]
+
+
+@pytest.mark.parametrize("keys", [{}, {"select_method": "last-m4"}, {"trough_max_backtrack_layers": 1}])
+def test_final_entropies_on_request(keys):
+    model, plan = ToyModel(), plan_of(**keys)
+    packed = model.packed(6, plan.depths)
+    found = select(packed, plan, model.head, with_final_entropies=True).final_entropies
+    expected = [oracle.entropy(row) for row in (packed[:, :H] @ model.weight.T).double().numpy()]
+    np.testing.assert_allclose(found.numpy(), expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("keys", PLANS, ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_no_rows(keys, p):
+    model, plan = ToyModel(), plan_of(p=p, **keys)
+    result = select(torch.empty(0, len(plan.depths) * H), plan, model.head, torch.empty(0, dtype=torch.float64), True)
+    assert result.logits.shape == (0, V)
+    assert result.depths.shape == (0,)
+
+
+def test_non_contiguous_rows():
+    model, plan = ToyModel(), plan_of()
+    packed = model.packed(12, plan.depths)
+    strided = packed.repeat(1, 2)[::2, : packed.shape[1]]
+    assert not strided.is_contiguous()
+    assert torch.equal(select(strided, plan, model.head).logits, select(strided.contiguous(), plan, model.head).logits)
+
+
+@pytest.mark.parametrize("keys", PLANS, ids=str)
+@pytest.mark.parametrize("p", [0.0, 1.0])
+def test_logits_are_private_memory(keys, p):
+    """The sampler writes into them (grammar bitmask, penalties); packed rows must not change."""
+    model, plan = ToyModel(), plan_of(p=p, **keys)
+    packed = model.packed(3, plan.depths)
+    copy = packed.clone()
+    select(packed, plan, model.head).logits.fill_(-math.inf)
+    assert torch.equal(packed, copy)
+
+
+@given(rows=st.integers(1, 5), n=st.integers(1, 6))
+@settings(max_examples=30)
+def test_candidate_states_are_depth_by_depth(rows, n):
+    packed = torch.arange(rows * n * H, dtype=torch.float32).reshape(rows, n * H)
+    states = candidate_states(packed, n, lambda x: -x).reshape(n, rows, H)
+    for d in range(n):
+        expected = packed[:, d * H : (d + 1) * H]
+        assert torch.equal(states[d], expected if d == 0 else -expected)
+
+
+def test_nan_and_inf_states_stop_at_their_own_row():
+    model, plan = ToyModel(), plan_of()
+    packed = model.packed(5, plan.depths)
+    clean = select(packed, plan, model.head)
+    packed[2, H : 2 * H] = math.nan  # depth 1 of row 2
+    dirty = select(packed, plan, model.head)
+    assert dirty.depths[2] == 0
+    keep = [0, 1, 3, 4]
+    assert torch.equal(dirty.depths[keep], clean.depths[keep])
+    torch.testing.assert_close(dirty.logits[keep], clean.logits[keep])
