@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(ROOT / "tests"), str(ROOT)]
+sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/plugin"), str(ROOT)]
 
 SWITCH = "enable_multi_layer_entropy_selection"
 QUESTIONS = [

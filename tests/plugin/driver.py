@@ -34,13 +34,20 @@ def hide_plugin():
     raise AssertionError("the plugin is still installed")
 
 
-class Lines(logging.Handler):
-    def __init__(self):
-        super().__init__()
-        self.lines = []
+class Lines:
+    """Collects the plugin's log records at their making: vLLM reconfigures handlers as it likes."""
 
-    def emit(self, record):
-        self.lines.append(f"{record.levelname} {record.getMessage()}")
+    def __init__(self):
+        self.lines = []
+        make = logging.getLogRecordFactory()
+
+        def factory(*args, **kwargs):
+            record = make(*args, **kwargs)
+            if record.name == "vllm.confident_decoding":
+                self.lines.append(f"{record.levelname} {record.getMessage()}")
+            return record
+
+        logging.setLogRecordFactory(factory)
 
 
 def plain(logprobs):
@@ -65,6 +72,11 @@ def probe(llm):
     }
 
 
+def pooled(llm, prompts):
+    """Embeddings of a pooling engine, as lists."""
+    return [list(o.outputs.embedding) for o in llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)]
+
+
 def run(job, lines):
     from vllm import LLM, SamplingParams
 
@@ -79,6 +91,8 @@ def run(job, lines):
         result["user_dict_unchanged"] = job["engine"].get("additional_config") == given
         if job.get("probe"):
             result["probe"] = probe(llm)
+        if "embed" in job:
+            result["embeddings"] = pooled(llm, job["embed"])
         for call in job["calls"]:
             start = time.perf_counter()
             prompts = [{"prompt_token_ids": ids} for ids in call["prompts"]]
@@ -110,11 +124,13 @@ def main():
     parser.add_argument("jobs", type=Path)
     parser.add_argument("results", type=Path)
     parser.add_argument("--hide-plugin", action="store_true")
+    parser.add_argument("--odd-models", action="store_true", help="register tests/plugin/odd_models.py")
     args = parser.parse_args()
     if args.hide_plugin:
         hide_plugin()
+    if args.odd_models:
+        import odd_models  # noqa: F401
     lines = Lines()
-    logging.getLogger("vllm.confident_decoding").addHandler(lines)
     args.results.write_text(json.dumps([run(job, lines) for job in json.loads(args.jobs.read_text())]))
 
 

@@ -50,8 +50,9 @@ def test_tokens_are_the_oracles(name, outputs, oracle, prompts, record_property)
 
 
 def test_the_settings_differ(outputs):
-    """Otherwise the equalities above would say little."""
-    tokens = {name: str(result["calls"][0]["tokens"]) for name, result in outputs.items()}
+    """Otherwise the equalities above would say little. (No trough lies past depth 9 in these texts,
+    so "unlimited" generates what "trough" does, from three times the candidates.)"""
+    tokens = {name: str(result["calls"][0]["tokens"]) for name, result in outputs.items() if name != "unlimited"}
     assert len(set(tokens.values())) == len(tokens)
 
 
@@ -73,18 +74,20 @@ def test_prompt_logprobs_are_the_selected_layers(chunked, prompt_scores, oracle)
         assert found[0] is None
         rows = oracle.select(ids, 0, window=9)
         assert len({depth for _, depth, _, _ in rows}) > 3, "too easy"
-        worst = 0.0
+        ties = []
         for position in range(1, len(ids)):
             logits, _, gap, _ = rows[position - 1]
-            if gap < 1e-4:
-                continue  # either side of a tie is right; how many is asserted below
             logprobs = logits - logits.max()
             logprobs -= np.log(np.exp(logprobs).sum())
             at = dict(found[position])
-            worst = max(worst, abs(at[ids[position]] - logprobs[ids[position]]))
+            error = abs(at[ids[position]] - logprobs[ids[position]])
+            if error >= 1e-4:
+                assert gap < 1e-4, f"position {position}: differs by {error} and the entropies are no tie ({gap})"
+                ties.append(position)
+                continue
             assert int(logprobs.argmax()) in at
-        assert worst < 1e-4
-        assert sum(gap < 1e-4 for _, _, gap, _ in rows) <= 1
+        print(f"{len(ids)} prompt tokens, near ties resolved the other way: {ties}")
+        assert len(ties) <= 1
 
 
 def test_chunked_prefill_gives_the_same_prompt_logprobs(prompt_scores):

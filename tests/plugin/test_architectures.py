@@ -1,0 +1,143 @@
+"""Models with vLLM's own capture, each as a tiny checkpoint against transformers; and refusals."""
+
+import pytest
+import torch
+from conftest import greedy, on, tiny_engine
+from odd_architectures import ODD
+from oracle import TransformersOracle
+from tiny import VOCAB
+
+from plugin.checks import follow
+
+pytestmark = pytest.mark.engine
+
+SUPPORTED = [
+    "LlamaForCausalLM", "LlamaForCausalLM-tied", "LlamaForCausalLM-oddvocab", "MistralForCausalLM",
+    "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+]
+SETTINGS = {
+    "trough": (on(), {"window": 5}),
+    "trough-m1": (on(select_method="trough-m1", trough_max_backtrack_layers=4), {"window": 3, "shift": 1, "candidates": 4}),
+    "last-m3": (on(select_method="last-m3"), {"window": 0, "fixed": 3}),
+    "standard": ({}, {"window": 0}),
+}
+
+
+def some_prompts(vocab):
+    generator = torch.Generator().manual_seed(0)
+    return [torch.randint(3, vocab, (length,), generator=generator).tolist() for length in (5, 17, 40)]
+
+
+@pytest.fixture(scope="module")
+def outputs(run_engines, tiny):
+    jobs, keys = [], []
+    for tag in SUPPORTED:
+        for name, (additional, _) in SETTINGS.items():
+            if name not in ("trough", "standard") and tag != "LlamaForCausalLM":
+                continue  # the method is no matter of the architecture
+            keys.append((tag, name))
+            vocab = 500 if "oddvocab" in tag else VOCAB
+            jobs.append({
+                "engine": tiny_engine(tiny(tag), additional), "probe": True,
+                "calls": [{"prompts": some_prompts(vocab), "sampling": greedy(12, prompt_logprobs=0)}],
+            })
+    return dict(zip(keys, run_engines(jobs), strict=True))
+
+
+@pytest.mark.parametrize("tag", SUPPORTED)
+def test_matches_transformers(tag, outputs, tiny):
+    oracle = TransformersOracle(tiny(tag), torch.float32)
+    depths = set()
+    for name in [name for key, name in outputs if key == tag]:
+        settings = SETTINGS[name][1]
+        call = outputs[tag, name]["calls"][0]
+        for prompt, (generated,), scores in zip(
+            some_prompts(oracle.model.config.vocab_size), call["tokens"], call["prompt_logprobs"], strict=True
+        ):
+            follow(oracle, prompt, generated, **settings)
+            rows = oracle.select(prompt, 0, **settings)
+            for position in range(1, len(prompt)):
+                logits, depth, gap, _ = rows[position - 1]
+                depths.add(depth)
+                expected = torch.tensor(logits).log_softmax(-1)[prompt[position]].item()
+                assert gap < 1e-4 or dict(scores[position])[prompt[position]] == pytest.approx(expected, abs=1e-4)
+    assert len(depths) > 3, "the checkpoint is too easy"
+
+
+@pytest.mark.parametrize("tag", SUPPORTED)
+def test_the_switch_off_leaves_the_model_alone(tag, outputs):
+    probe = outputs[tag, "standard"]["probe"]
+    assert probe["class_is_registered"]
+    assert not probe["head_in_dict"]
+    assert probe["buffers"] == [] == probe["aux_layers"]
+    assert outputs[tag, "standard"]["lines"] == []
+
+
+@pytest.mark.parametrize("tag", SUPPORTED)
+def test_armed(tag, outputs):
+    result = outputs[tag, "trough"]
+    (line,) = [line for line in result["lines"] if "armed" in line]
+    for part in ("INFO", "select_method=trough", "p=1.00", "candidates=6", "window=5", "layers=[5, 4, 3, 2, 1, 0] of 0..5",
+                 "vLLM 0.", "V1 model runner", "KV-cache tokens"):
+        assert part in line
+    probe = result["probe"]
+    assert probe["class"].endswith(tag.split("-")[0]), "vLLM and its logs identify models by their class's name"
+    assert probe["head_in_dict"]
+    assert probe["aux_layers"] == [1, 2, 3, 4, 5]
+    assert probe["state_dict"] == [], "the counters are no weights"
+    assert result["user_dict_unchanged"]
+
+
+def test_memory_in_kv_tokens(outputs):
+    """5 captured states x 256 tokens x 128 floats; KV: 6 layers x 2 heads x 32 x (K and V) floats."""
+    (line,) = [line for line in outputs["LlamaForCausalLM", "trough"]["lines"] if "armed" in line]
+    size, per_token = 5 * 256 * 128 * 4, 6 * 2 * 32 * 2 * 4
+    assert f"add {size / 2**20:.1f} MiB at max_num_batched_tokens=256, the memory of {size // per_token} KV-cache tokens" in line
+
+
+@pytest.fixture(scope="module")
+def refusals(run_engines, tiny):
+    call = [{"prompts": [[5, 6, 7]], "sampling": greedy(2)}]
+    jobs = [
+        {"engine": tiny_engine(tiny("LlamaForCausalLM"), switch, hf_overrides={"architectures": [name]}),
+         "calls": call, "may_fail": True}
+        for name in ODD for switch in (on(), {})
+    ]
+    results = run_engines(jobs, "--odd-models")
+    mixtral = [
+        {"engine": tiny_engine(tiny(tag), switch), "calls": call, "may_fail": True}
+        for tag in ("MixtralForCausalLM", "Phi3ForCausalLM") for switch in (on(), {})
+    ]
+    results += run_engines(mixtral)
+    names = [*ODD, "MixtralForCausalLM", "Phi3ForCausalLM"]
+    return {name: (results[2 * i], results[2 * i + 1]) for i, name in enumerate(names)}
+
+
+@pytest.mark.parametrize(
+    ("name", "why"),
+    [
+        ("RescaledForCausalLM", "not a plain output head"),
+        ("CappedOutsideForCausalLM", "not a plain output head"),
+        ("ForgetfulForCausalLM", "does not capture intermediate states"),
+        ("MixtralForCausalLM", "does not capture intermediate states"),
+    ],
+)
+def test_unproven_architectures_are_refused_by_name(name, why, refusals):
+    with_switch, without = refusals[name]
+    assert "ConfigError" in with_switch["error"]
+    assert why in with_switch["error"]
+    assert name in with_switch["error"]
+    assert "enable_multi_layer_entropy_selection=false" in with_switch["error"]
+    assert without["error"] is None
+    assert without["lines"] == []
+
+
+def test_missing_states_are_an_error_that_says_so(refusals):
+    with_switch, without = refusals["LyingForCausalLM"]
+    assert "expected 5 captured states from the model and got 1" in with_switch["error"]
+    assert without["error"] is None
+
+
+def test_a_llama_by_another_name_runs(refusals):
+    """Phi-3 is served by LlamaForCausalLM's machinery: nothing per model is needed."""
+    assert refusals["Phi3ForCausalLM"][0]["error"] is None
