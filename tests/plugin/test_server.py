@@ -1,0 +1,83 @@
+"""The real multi-process ``vllm serve``: configuration errors, the armed line, statistics."""
+
+import os
+import re
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+from conftest import ENGINE_ENV, on
+from openai import OpenAI
+
+from demo.server import command, free_port, running
+
+pytestmark = pytest.mark.server
+
+SERVER_ENV = {k: v for k, v in ENGINE_ENV.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+SMALL = ("--enforce-eager", "--max-model-len", "256", "--dtype", "float32", "--served-model-name", "m")
+
+
+def complete(url, text, **options):
+    client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    reply = client.completions.create(model="m", prompt=text, temperature=0, max_tokens=24, logprobs=0,
+                                      extra_body={"ignore_eos": True}, **options)
+    return reply.choices[0].logprobs.tokens
+
+
+def start_and_fail(model, config, *options, timeout=180):
+    """Run the command line until it ends; its exit code and output."""
+    env = {**os.environ, **SERVER_ENV}
+    done = subprocess.run(
+        command(model, free_port(), config, *SMALL, *options), env=env, capture_output=True, text=True, timeout=timeout,
+        check=False,
+    )
+    return done.returncode, done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    ("config", "parts"),
+    [
+        (on(trough_max_backtrack_layer=10, p=1.5), ["'trough_max_backtrack_layer'", "did you mean 'trough_max_backtrack_layers'", "p=1.5"]),
+        ({"enable_multi_layer_entropy_selecton": True}, ["did you mean 'enable_multi_layer_entropy_selection'"]),
+        (on(select_method="last-m30"), ["select_method='last-m30'", "30", "'last-m29'"]),
+    ],
+    ids=["misspelt-and-range", "misspelt-switch", "last-mK-too-large"],
+)
+def test_a_bad_configuration_stops_the_start_before_weights_load(config, parts, smollm2):
+    code, output = start_and_fail(smollm2, config)
+    assert code != 0
+    for part in parts:
+        assert part in output
+    assert "Starting to load model" not in output
+    assert "EngineCore" not in output, "the message must come from the front-end process"
+    assert len(re.findall(r"^confident_decoding\.config\.ConfigError: confident-decoding", output, re.M)) == 1
+
+
+@pytest.fixture(scope="module")
+def one_worker(smollm2, tmp_path_factory):
+    """Answers and log of one server on one worker, statistics at every second step."""
+    log = tmp_path_factory.mktemp("server") / "log.txt"
+    texts = ["The sea is", "Gravity means that", "My favourite food"]
+    with running(smollm2, log, on(trough_log_interval=2), *SMALL, env=SERVER_ENV) as url:
+        alone = [complete(url, text) for text in texts]
+        with ThreadPoolExecutor(3) as pool:
+            together = list(pool.map(lambda text: complete(url, text), texts))
+    return {"alone": alone, "together": together, "log": log.read_text()}
+
+
+def test_armed_once_from_a_worker_process(one_worker):
+    (line,) = re.findall(r".*confident-decoding \S+ armed: .*", one_worker["log"])
+    assert "(Worker" in line
+    assert "INFO" in line
+    assert "layers=[29, 28, 27, 26, 25, 24, 23, 22, 21, 20] of 0..29" in line
+
+
+def test_lines_come_at_the_interval_and_once(one_worker):
+    steps = [int(step) for step in re.findall(r"\[trough-decoding\] step=(\d+) ", one_worker["log"])]
+    assert steps == list(range(2, steps[-1] + 1, 2))
+    assert len(steps) > 30
+
+
+def test_together_is_as_alone(one_worker):
+    """A row's selection does not depend on its neighbours (float32, greedy)."""
+    assert one_worker["together"] == one_worker["alone"]
