@@ -22,7 +22,7 @@ class PostImportHooks(MetaPathFinder):
     def on_import(self, name: str, callback: Callback) -> None:
         """Call ``callback(module)`` once module ``name`` has been executed, or now if it has been."""
         module = sys.modules.get(name)
-        if module is not None and not _still_executing(module):
+        if module is not None:
             callback(module)
             return
         self._callbacks[name] = callback
@@ -45,10 +45,6 @@ class PostImportHooks(MetaPathFinder):
                     _call_after_execution(spec.loader, callback)
                 return spec
         return None
-
-
-def _still_executing(module: ModuleType) -> bool:
-    return bool(getattr(getattr(module, "__spec__", None), "_initializing", False))
 
 
 def _call_after_execution(loader: Loader, callback: Callback) -> None:
