@@ -1,10 +1,10 @@
 """Checks on a machine with GPUs: the same engine behaviour as in tests/, where the CPU cannot show it.
 
-    python -m benchmarks.gpu_check exact      p=0 against the switch off, batch-invariant, V1 and V2 runners
-    python -m benchmarks.gpu_check cache      off, on, other window, off, on: on one warm compile cache
-    python -m benchmarks.gpu_check sync       no host synchronisation in a head call
-    python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; pipeline parallel 2 stands aside
-    python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
+python -m benchmarks.gpu_check exact      p=0 against the switch off, batch-invariant, V1 and V2 runners
+python -m benchmarks.gpu_check cache      off, on, other window, off, on: on one warm compile cache
+python -m benchmarks.gpu_check sync       no host synchronisation in a head call
+python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; pipeline parallel 2 stands aside
+python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
 """
 
 import json
@@ -24,14 +24,28 @@ PROMPTS = [[(7 * i + j * j) % 31_000 + 3 for j in range(4 + 5 * i)] for i in ran
 def checkpoint(folder):
     """Configuration of a random Qwen3 (weights are vLLM's dummy ones, equal in every engine)."""
     config = {
-        "architectures": ["Qwen3ForCausalLM"], "model_type": "qwen3", "hidden_size": HIDDEN, "num_hidden_layers": LAYERS,
-        "intermediate_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 128,
-        "vocab_size": VOCAB, "max_position_embeddings": 4096, "rms_norm_eps": 1e-6, "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16", "hidden_act": "silu", "initializer_range": 0.05, "rope_theta": 1e6,
-        "attention_bias": False, "bos_token_id": 1, "eos_token_id": 2,
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "initializer_range": 0.05,
+        "rope_theta": 1e6,
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
     }
-    from safetensors.torch import save_file
     import torch
+    from safetensors.torch import save_file
 
     generator = torch.Generator().manual_seed(0)
     tensors = {}
@@ -50,8 +64,12 @@ def checkpoint(folder):
         weight(p + "mlp.gate_proj.weight", 2048, HIDDEN)
         weight(p + "mlp.up_proj.weight", 2048, HIDDEN)
         weight(p + "mlp.down_proj.weight", HIDDEN, 2048)
-        for norm, size in (("input_layernorm", HIDDEN), ("post_attention_layernorm", HIDDEN),
-                           ("self_attn.q_norm", 128), ("self_attn.k_norm", 128)):
+        for norm, size in (
+            ("input_layernorm", HIDDEN),
+            ("post_attention_layernorm", HIDDEN),
+            ("self_attn.q_norm", 128),
+            ("self_attn.k_norm", 128),
+        ):
             tensors[p + norm + ".weight"] = (1 + torch.randn(size, generator=generator) * 0.1).to(torch.bfloat16)
     tensors["model.norm.weight"] = (1 + torch.randn(HIDDEN, generator=generator) * 0.1).to(torch.bfloat16)
     folder.mkdir(parents=True, exist_ok=True)
@@ -79,13 +97,16 @@ def child(spec):
         llm.llm_engine.model_executor.collective_rpc(forbid_sync)
     outputs = llm.generate(
         [{"prompt_token_ids": ids} for ids in spec.get("prompts", PROMPTS)],
-        SamplingParams(temperature=0, max_tokens=spec["tokens"], ignore_eos=True, detokenize=False, **spec.get("sampling", {})),
+        SamplingParams(
+            temperature=0, max_tokens=spec["tokens"], ignore_eos=True, detokenize=False, **spec.get("sampling", {})
+        ),
         use_tqdm=False,
     )
     return {
         "tokens": [list(o.outputs[0].token_ids) for o in outputs],
         "logprobs": [[[[t, v.logprob] for t, v in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs],
-        "lines": lines, "runner": "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1",
+        "lines": lines,
+        "runner": "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1",
     }
 
 
@@ -107,18 +128,38 @@ def forbid_sync(worker):
     processor._apply_head = checked
 
 
-def run(model, config, tokens=48, env=None, sync=False, sampling=None, **options):
+def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, **options):
     engine = {
-        "model": model, "skip_tokenizer_init": True, "max_model_len": 1024, "enable_prefix_caching": False,
-        "additional_config": config, "max_num_seqs": 64, "max_num_batched_tokens": 2048, "gpu_memory_utilization": 0.3,
-        "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}, **options,
+        "model": model,
+        "skip_tokenizer_init": True,
+        "max_model_len": 1024,
+        "enable_prefix_caching": False,
+        "additional_config": config,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "gpu_memory_utilization": 0.3,
+        "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]},
+        **options,
     }
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "out.json"
-        spec = {"engine": engine, "tokens": tokens, "out": str(out), "sync": sync, "sampling": sampling or {"logprobs": 3}}
+        spec = {
+            "engine": engine,
+            "tokens": tokens,
+            "out": str(out),
+            "sync": sync,
+            "sampling": sampling or {"logprobs": 3},
+        }
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu_check", "child", json.dumps(spec)], capture_output=True, text=True,
-            env={"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_WORKER_MULTIPROC_METHOD": "spawn", **os.environ, **(env or {})},
+            [sys.executable, "-m", "benchmarks.gpu_check", "child", json.dumps(spec)],
+            capture_output=True,
+            text=True,
+            env={
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+                **os.environ,
+                **(env or {}),
+            },
             check=False,
         )
         if done.returncode:
@@ -145,27 +186,48 @@ def exact(model):
         env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": runner}
         off, p0, p1 = (run(model, c, env=env) for c in ({}, on(p=0.0, trough_log_interval=16), on()))
         text, equal = same(off, p0)
-        report(f"p=0 bit-equal to off, {p0['runner']} runner, batch-invariant", equal and off["logprobs"] == p0["logprobs"], text)
+        report(
+            f"p=0 bit-equal to off, {p0['runner']} runner, batch-invariant",
+            equal and off["logprobs"] == p0["logprobs"],
+            text,
+        )
         report("  p=1 differs", p1["tokens"] is not None and p1["tokens"] != off["tokens"], same(off, p1)[0])
         print("   ", [line for line in p0["lines"] if "step=" in line][-1:])
 
 
 def cache(model):
     """A graph compiled without capture returns no states and the engine stops: starting is the proof."""
-    for number, config in enumerate([{}, on(trough_log_interval=16), on(trough_max_backtrack_layers=3, trough_log_interval=16), {},
-                                     on(trough_log_interval=16)]):
+    for number, config in enumerate(
+        [
+            {},
+            on(trough_log_interval=16),
+            on(trough_max_backtrack_layers=3, trough_log_interval=16),
+            {},
+            on(trough_log_interval=16),
+        ]
+    ):
         result = run(model, config)
         armed = re.findall(r"armed: .*?layers=(\[.*?\])", "\n".join(result["lines"]))
-        layers = [] if not config else [f"[{', '.join(str(LAYERS - 1 - d) for d in range(config.get('trough_max_backtrack_layers', min(10, LAYERS))))}]"]
+        depths = range(config.get("trough_max_backtrack_layers", min(10, LAYERS)) if config else 0)
+        layers = [str([LAYERS - 1 - d for d in depths])] if config else []
         hit = "loaded from the cache" if "Directly load" in result["log"] else "compiled"
         report(f"run {number}: {config or 'off'}", bool(result["tokens"]) and armed == layers, f"{armed} {hit}")
 
 
 def sync(model):
-    for name, config in {"trough": on(), "trough, log": on(trough_log_interval=4), "p=0.5": on(p=0.5), "p=0": on(p=0.0, trough_log_interval=4),
-                         "last-m4": on(select_method="last-m4", trough_log_interval=4)}.items():
+    for name, config in {
+        "trough": on(),
+        "trough, log": on(trough_log_interval=4),
+        "p=0.5": on(p=0.5),
+        "p=0": on(p=0.0, trough_log_interval=4),
+        "last-m4": on(select_method="last-m4", trough_log_interval=4),
+    }.items():
         result = run(model, config, sync=True, enforce_eager=True)
-        report(f"no host synchronisation: {name}", bool(result["tokens"]), f"{len([x for x in result['lines'] if 'step=' in x])} lines")
+        report(
+            f"no host synchronisation: {name}",
+            bool(result["tokens"]),
+            f"{len([x for x in result['lines'] if 'step=' in x])} lines",
+        )
 
 
 def parallel(model):
@@ -178,7 +240,11 @@ def parallel(model):
         return re.findall(r"\[trough-decoding\] step=.* tokens_kept_at_final=\S+", result["log"])
 
     report("TP=2 starts and answers", bool(two["tokens"]), same(one, two)[0])
-    report("one rank logs", 0 < len(lines(two)) == len(set(lines(two))), f"{len(lines(two))} lines, TP=1 {len(set(lines(one)))}")
+    report(
+        "one rank logs",
+        0 < len(lines(two)) == len(set(lines(two))),
+        f"{len(lines(two))} lines, TP=1 {len(set(lines(one)))}",
+    )
     print("    TP=1", lines(one)[:1], "\n    TP=2", lines(two)[:1])
     off, staged = run(model, {}, **eager), run(model, on(), pipeline_parallel_size=2, **eager)
     report("PP=2 is standard decoding", same(off, staged)[1], same(off, staged)[0])
@@ -188,7 +254,10 @@ def parallel(model):
 def graphs(model):
     sizes = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
     cases = [("1", "eager", {"enforce_eager": True})]
-    cases += [("1", mode, {"compilation_config": {**sizes, "cudagraph_mode": mode}}) for mode in ("FULL", "PIECEWISE", "FULL_AND_PIECEWISE")]
+    cases += [
+        ("1", mode, {"compilation_config": {**sizes, "cudagraph_mode": mode}})
+        for mode in ("FULL", "PIECEWISE", "FULL_AND_PIECEWISE")
+    ]
     cases += [("0", "FULL_AND_PIECEWISE", {"compilation_config": {**sizes, "cudagraph_mode": "FULL_AND_PIECEWISE"}})]
     first = None
     for runner, name, options in cases:
@@ -196,8 +265,11 @@ def graphs(model):
         first = first or result
         steps = [line for line in result["lines"] if "step=" in line]
         equal = sum(a[:8] == b[:8] for a, b in zip(first["tokens"], result["tokens"] or [], strict=False))
-        report(f"{name}, {result['runner']} runner", bool(result["tokens"]) and len(steps) == 3,
-               f"first 8 tokens as in eager: {equal}/{len(PROMPTS)}; {steps[-1:]}")
+        report(
+            f"{name}, {result['runner']} runner",
+            bool(result["tokens"]) and len(steps) == 3,
+            f"first 8 tokens as in eager: {equal}/{len(PROMPTS)}; {steps[-1:]}",
+        )
 
 
 def main():

@@ -53,7 +53,10 @@ def run_child(spec):
         out = Path(folder) / "out.json"
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.overhead", "--child", json.dumps({**spec, "out": str(out)})],
-            capture_output=True, text=True, check=False, env={**ENV, **os.environ},
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**ENV, **os.environ},
         )
         if done.returncode:
             sys.exit(done.stdout[-2000:] + done.stderr[-3000:])
@@ -61,8 +64,11 @@ def run_child(spec):
 
 
 ENV = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "HF_HUB_OFFLINE": "1",
+    "VLLM_NO_USAGE_STATS": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
 }
 
 
@@ -70,10 +76,17 @@ def machine():
     import torch
     import vllm
 
-    cpu = next((line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line), "")
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
+        "",
+    )
     return {
-        "cpu": cpu, "cores": os.cpu_count(), "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(), "torch": torch.__version__, "vllm": vllm.__version__,
+        "cpu": cpu,
+        "cores": os.cpu_count(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "python": platform.python_version(),
+        "torch": torch.__version__,
+        "vllm": vllm.__version__,
         "confident-decoding": importlib.metadata.version("confident-decoding"),
     }
 
@@ -98,15 +111,26 @@ def main():
 
         args.model = str(smollm2())
     engine = {
-        "model": args.model, "dtype": args.dtype, "max_model_len": 512, "enable_prefix_caching": False,
-        "skip_tokenizer_init": True, "enforce_eager": not args.compiled, "max_num_seqs": max(8, *args.batch),
+        "model": args.model,
+        "dtype": args.dtype,
+        "max_model_len": 512,
+        "enable_prefix_caching": False,
+        "skip_tokenizer_init": True,
+        "enforce_eager": not args.compiled,
+        "max_num_seqs": max(8, *args.batch),
     }
     rounds = []
     for number in range(args.rounds):
         times = {}
         for name, config in SETTINGS.items():
-            times[name] = run_child({"engine": {**engine, "additional_config": config}, "batches": args.batch, "tokens": args.tokens})
-            print(f"round {number + 1}/{args.rounds} {name}: " + ", ".join(f"B={b} {ms:.2f} ms" for b, ms in times[name].items()), flush=True)
+            times[name] = run_child(
+                {"engine": {**engine, "additional_config": config}, "batches": args.batch, "tokens": args.tokens}
+            )
+            print(
+                f"round {number + 1}/{args.rounds} {name}: "
+                + ", ".join(f"B={b} {ms:.2f} ms" for b, ms in times[name].items()),
+                flush=True,
+            )
         rounds.append(times)
     table = {
         name: {
@@ -122,7 +146,12 @@ def main():
     for name, row in table.items():
         print(f"{name:24}" + "".join(f"  {row[b]['ms']:7.2f} ms {row[b]['ratio']:6.3f}x  " for b in args.batch))
     if args.out:
-        args.out.write_text(json.dumps({"machine": machine(), "arguments": vars(args) | {"out": None}, "rounds": rounds, "median": table}, indent=1))
+        args.out.write_text(
+            json.dumps(
+                {"machine": machine(), "arguments": vars(args) | {"out": None}, "rounds": rounds, "median": table},
+                indent=1,
+            )
+        )
 
 
 if __name__ == "__main__":

@@ -1,0 +1,1 @@
+"""The demonstration: the embedded model behind a real `vllm serve`."""

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from demo.checkpoint import smollm2
-from demo.server import ServerFailed, running
+from demo.server import ServerError, running
 
 QUESTIONS = [
     "What is gravity?",
@@ -28,13 +28,23 @@ P_ZERO = {"enable_multi_layer_entropy_selection": True, "p": 0.0, "trough_log_in
 
 
 def ask(
-    console: Console, name: str, model: str, config: dict[str, object], max_tokens: int, log: Path
+    console: Console, name: str, model: str, config: dict[str, object], *, max_tokens: int, log: Path
 ) -> tuple[list[str], list[str]]:
     """Start one server, ask it everything, stop it: the answers, and the plugin's log lines."""
     start = time.monotonic()
     with console.status(f"Starting `vllm serve` ({name}) ..."):
-        server = running(model, log, config, "--dtype", "bfloat16", "--enforce-eager", "--max-model-len", "2048",
-                         "--served-model-name", "smollm2")
+        server = running(
+            model,
+            log,
+            config,
+            "--dtype",
+            "bfloat16",
+            "--enforce-eager",
+            "--max-model-len",
+            "2048",
+            "--served-model-name",
+            "smollm2",
+        )
         url = server.__enter__()
     try:
         console.print(f"{name}: ready after {time.monotonic() - start:.0f} s at {url}")
@@ -43,7 +53,9 @@ def ask(
         for question in QUESTIONS:
             with console.status(f"{name}: {question}"):
                 reply = client.chat.completions.create(
-                    model="smollm2", messages=[{"role": "user", "content": question}], temperature=0,
+                    model="smollm2",
+                    messages=[{"role": "user", "content": question}],
+                    temperature=0,
                     max_tokens=max_tokens,
                 )
             answers.append((reply.choices[0].message.content or "").strip())
@@ -64,9 +76,11 @@ def main() -> int:
     other = ("p=0", P_ZERO) if args.p0 else ("standard", STANDARD)
     folder = Path(tempfile.mkdtemp(prefix="confident-decoding-demo-"))
     try:
-        confident, lines = ask(console, "confident", model, CONFIDENT, args.max_tokens, folder / "confident.log")
-        standard, _ = ask(console, other[0], model, other[1], args.max_tokens, folder / "standard.log")
-    except ServerFailed as error:
+        confident, lines = ask(
+            console, "confident", model, CONFIDENT, max_tokens=args.max_tokens, log=folder / "confident.log"
+        )
+        standard, _ = ask(console, other[0], model, other[1], max_tokens=args.max_tokens, log=folder / "standard.log")
+    except ServerError as error:
         console.print(f"[red]{error}")
         return 1
     except KeyboardInterrupt:
@@ -81,7 +95,8 @@ def main() -> int:
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     console.print(
         f"\nFull logs: {folder}\nA 135M model shows the mechanism, not the gain: the paper's gains are for models of "
-        "20B parameters and more, and on this one the text often gets worse.", highlight=False,
+        "20B parameters and more, and on this one the text often gets worse.",
+        highlight=False,
     )
     return 0
 

@@ -15,7 +15,9 @@ def main() -> None:
     parser.add_argument("--model", help="checkpoint folder or name; default: the embedded SmolLM2-135M-Instruct")
     parser.add_argument("--port", type=int, default=8000)
     args, rest = parser.parse_known_args()
-    options = rest if args.model else ["--served-model-name", "smollm2", "--dtype", "bfloat16", "--enforce-eager", *rest]
+    options = (
+        rest if args.model else ["--served-model-name", "smollm2", "--dtype", "bfloat16", "--enforce-eager", *rest]
+    )
     model = args.model or str(smollm2())
     config = None if any(option.startswith("--additional-config") for option in rest) else DEFAULTS
     line = command(model, args.port, config, *options)

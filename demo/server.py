@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 
-class ServerFailed(RuntimeError):
+class ServerError(RuntimeError):
     """The server ended before it answered; the message holds the end of its log."""
 
 
@@ -41,8 +41,12 @@ def environment() -> dict[str, str]:
 
 @contextlib.contextmanager
 def running(
-    model: str, log: Path, additional_config: dict[str, object] | None = None, *options: str,
-    timeout: float = 600, env: dict[str, str] | None = None,
+    model: str,
+    log: Path,
+    additional_config: dict[str, object] | None = None,
+    *options: str,
+    timeout: float = 600,
+    env: dict[str, str] | None = None,
 ) -> Iterator[str]:
     """Start a server, wait until it is healthy, yield its base URL, stop all of its processes.
 
@@ -55,13 +59,17 @@ def running(
         env: More environment variables.
 
     Raises:
-        ServerFailed: It ended or was not healthy in time.
+        ServerError: It ended or was not healthy in time.
     """
     port = free_port()
     with log.open("w") as out:
         process = subprocess.Popen(
-            command(model, port, additional_config, *options), stdout=out, stderr=subprocess.STDOUT,
-            stdin=subprocess.DEVNULL, env={**environment(), **(env or {})}, start_new_session=True,
+            command(model, port, additional_config, *options),
+            stdout=out,
+            stderr=subprocess.STDOUT,
+            stdin=subprocess.DEVNULL,
+            env={**environment(), **(env or {})},
+            start_new_session=True,
         )
     try:
         _wait_healthy(process, port, log, timeout)
@@ -74,13 +82,15 @@ def _wait_healthy(process: "subprocess.Popen[bytes]", port: int, log: Path, time
     deadline = time.monotonic() + timeout
     while time.monotonic() < deadline:
         if process.poll() is not None:
-            raise ServerFailed(f"vllm serve ended with code {process.returncode}. End of {log}:\n{log.read_text()[-3000:]}")
+            raise ServerError(
+                f"vllm serve ended with code {process.returncode}. End of {log}:\n{log.read_text()[-3000:]}"
+            )
         try:
             with urllib.request.urlopen(f"http://127.0.0.1:{port}/health", timeout=2):
                 return
         except (urllib.error.URLError, OSError):
             time.sleep(0.5)
-    raise ServerFailed(f"vllm serve was not ready after {timeout:.0f} s. End of {log}:\n{log.read_text()[-3000:]}")
+    raise ServerError(f"vllm serve was not ready after {timeout:.0f} s. End of {log}:\n{log.read_text()[-3000:]}")
 
 
 def stop(process: "subprocess.Popen[bytes]") -> None:

@@ -13,12 +13,26 @@ sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/plugin"), str(ROOT)]
 
 SWITCH = "enable_multi_layer_entropy_selection"
 QUESTIONS = [
-    "What is gravity?", "Name three colors.", "Write a short poem about the sea.", "How do I boil an egg?",
-    "Explain photosynthesis to a child.", "List the planets of the solar system.", "What is the capital of France?",
-    "Tell me a story about a dragon.", "Why is the sky blue?", "How does a bicycle stay upright?",
-    "Write an email asking for a day off.", "What is 12 times 12?", "Give me a recipe for pancakes.",
-    "Who wrote Hamlet?", "What are prime numbers?", "Describe a sunset.", "How do vaccines work?",
-    "Translate good morning to Spanish.", "What should I pack for a hike?", "Explain recursion.",
+    "What is gravity?",
+    "Name three colors.",
+    "Write a short poem about the sea.",
+    "How do I boil an egg?",
+    "Explain photosynthesis to a child.",
+    "List the planets of the solar system.",
+    "What is the capital of France?",
+    "Tell me a story about a dragon.",
+    "Why is the sky blue?",
+    "How does a bicycle stay upright?",
+    "Write an email asking for a day off.",
+    "What is 12 times 12?",
+    "Give me a recipe for pancakes.",
+    "Who wrote Hamlet?",
+    "What are prime numbers?",
+    "Describe a sunset.",
+    "How do vaccines work?",
+    "Translate good morning to Spanish.",
+    "What should I pack for a hike?",
+    "Explain recursion.",
 ]
 
 ENGINE_ENV = {
@@ -77,12 +91,21 @@ def run_engines(tmp_path_factory):
         folder = tmp_path_factory.mktemp("engines")
         (folder / "jobs.json").write_text(json.dumps(jobs))
         log = folder / "log.txt"
-        command = [sys.executable, str(ROOT / "tests/plugin/driver.py"), str(folder / "jobs.json"),
-                   str(folder / "results.json"), *arguments]
+        command = [
+            sys.executable,
+            str(ROOT / "tests/plugin/driver.py"),
+            str(folder / "jobs.json"),
+            str(folder / "results.json"),
+            *arguments,
+        ]
         with log.open("w") as out:
             code = subprocess.run(
-                command, env={**os.environ, **ENGINE_ENV, **(env or {})}, stdout=out, stderr=subprocess.STDOUT,
-                timeout=timeout, check=False,
+                command,
+                env={**os.environ, **ENGINE_ENV, **(env or {})},
+                stdout=out,
+                stderr=subprocess.STDOUT,
+                timeout=timeout,
+                check=False,
             ).returncode
         if code:
             pytest.fail(f"engine driver exited with {code}; end of its log:\n{log.read_text()[-6000:]}")
@@ -97,17 +120,31 @@ def run_engines(tmp_path_factory):
 def smol_engine(path, additional_config=None, dtype="float32", **options):
     """LLM arguments for the embedded model; small, eager unless told otherwise."""
     return {
-        "model": path, "dtype": dtype, "skip_tokenizer_init": True, "enable_prefix_caching": False,
-        "max_model_len": 1024, "enforce_eager": True, "additional_config": additional_config or {}, **options,
+        "model": path,
+        "dtype": dtype,
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "max_model_len": 1024,
+        "enforce_eager": True,
+        "additional_config": additional_config or {},
+        **options,
     }
 
 
 def tiny_engine(path, additional_config=None, **options):
     """LLM arguments for a tiny checkpoint."""
     return {
-        "model": path, "dtype": "float32", "skip_tokenizer_init": True, "enable_prefix_caching": False,
-        "max_model_len": 128, "max_num_seqs": 8, "max_num_batched_tokens": 256, "enforce_eager": True,
-        "max_logprobs": -1, "additional_config": additional_config or {}, **options,
+        "model": path,
+        "dtype": "float32",
+        "skip_tokenizer_init": True,
+        "enable_prefix_caching": False,
+        "max_model_len": 128,
+        "max_num_seqs": 8,
+        "max_num_batched_tokens": 256,
+        "enforce_eager": True,
+        "max_logprobs": -1,
+        "additional_config": additional_config or {},
+        **options,
     }
 
 

@@ -98,10 +98,18 @@ def test_only_reachable_depths_are_captured(method, keys, depths):
 @pytest.mark.parametrize(
     ("text", "family", "shift", "fixed"),
     [
-        ("trough", "trough", 0, None), ("trough-m1", "trough", 1, None), ("trough-m2", "trough", 2, None),
-        ("trough-p1", "trough", -1, None), ("trough-p2", "trough", -2, None), ("trough-p3", "trough", -3, None),
-        ("last-m1", "last", 0, 1), ("last-m2", "last", 0, 2), ("last-m4", "last", 0, 4), ("last-m8", "last", 0, 8),
-        ("last-m3", "last", 0, 3), ("last-m12", "last", 0, 12),
+        ("trough", "trough", 0, None),
+        ("trough-m1", "trough", 1, None),
+        ("trough-m2", "trough", 2, None),
+        ("trough-p1", "trough", -1, None),
+        ("trough-p2", "trough", -2, None),
+        ("trough-p3", "trough", -3, None),
+        ("last-m1", "last", 0, 1),
+        ("last-m2", "last", 0, 2),
+        ("last-m4", "last", 0, 4),
+        ("last-m8", "last", 0, 8),
+        ("last-m3", "last", 0, 3),
+        ("last-m12", "last", 0, 12),
     ],
 )
 def test_methods(text, family, shift, fixed):
@@ -110,8 +118,26 @@ def test_methods(text, family, shift, fixed):
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Trough", "trough-", "trough-m", "trough-m0", "trough-m01", "trough-x1", "trough-m-1", "last",
-             "last-p1", "last-m0", "last_m1", "lastm1", "trough-m1 ", "entropy", "trough-m1.5", "last-m9999999"],
+    "text",
+    [
+        "",
+        "Trough",
+        "trough-",
+        "trough-m",
+        "trough-m0",
+        "trough-m01",
+        "trough-x1",
+        "trough-m-1",
+        "last",
+        "last-p1",
+        "last-m0",
+        "last_m1",
+        "lastm1",
+        "trough-m1 ",
+        "entropy",
+        "trough-m1.5",
+        "last-m9999999",
+    ],
 )
 def test_unknown_methods_are_refused_with_the_valid_forms(text):
     with pytest.raises(ConfigError) as error:
@@ -127,14 +153,24 @@ BAD = [
     ("enable_multi_layer_entropy_selection", "true", "JSON boolean"),
     ("enable_multi_layer_entropy_selection", 1, "JSON boolean"),
     ("enable_multi_layer_entropy_selection", None, "JSON boolean"),
-    ("p", 1.5, "0"), ("p", -0.1, "0"), ("p", "0.5", "number"), ("p", True, "number"), ("p", None, "number"),
-    ("p", math.nan, "number"), ("p", math.inf, "number"),
-    ("trough_backtrack_ratio", 1.01, "0 to 1"), ("trough_backtrack_ratio", -0.5, "0 to 1"),
+    ("p", 1.5, "0"),
+    ("p", -0.1, "0"),
+    ("p", "0.5", "number"),
+    ("p", True, "number"),
+    ("p", None, "number"),
+    ("p", math.nan, "number"),
+    ("p", math.inf, "number"),
+    ("trough_backtrack_ratio", 1.01, "0 to 1"),
+    ("trough_backtrack_ratio", -0.5, "0 to 1"),
     ("trough_backtrack_ratio", "half", "number"),
-    ("trough_max_backtrack_layers", 2.5, "whole number"), ("trough_max_backtrack_layers", "10", "whole number"),
-    ("trough_max_backtrack_layers", True, "whole number"), ("trough_max_backtrack_layers", [10], "whole number"),
-    ("trough_log_interval", -1, "from 0"), ("trough_log_interval", 1.5, "whole number"),
-    ("select_method", 3, "trough"), ("select_method", None, "trough"),
+    ("trough_max_backtrack_layers", 2.5, "whole number"),
+    ("trough_max_backtrack_layers", "10", "whole number"),
+    ("trough_max_backtrack_layers", True, "whole number"),
+    ("trough_max_backtrack_layers", [10], "whole number"),
+    ("trough_log_interval", -1, "from 0"),
+    ("trough_log_interval", 1.5, "whole number"),
+    ("select_method", 3, "trough"),
+    ("select_method", None, "trough"),
 ]
 
 
@@ -176,8 +212,15 @@ def test_misspelt_keys_are_refused_and_the_nearest_is_named(key, meant):
     assert f"did you mean {meant!r}" in str(error.value)
 
 
-@pytest.mark.parametrize("key", ["enable_multi_layer_entropy_selecton", "enable-multi-layer-entropy-selection",
-                                 "ENABLE_MULTI_LAYER_ENTROPY_SELECTION", "enable_multilayer_entropy_selection"])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "enable_multi_layer_entropy_selecton",
+        "enable-multi-layer-entropy-selection",
+        "ENABLE_MULTI_LAYER_ENTROPY_SELECTION",
+        "enable_multilayer_entropy_selection",
+    ],
+)
 def test_a_misspelt_switch_is_an_error_although_the_switch_is_off(key):
     with pytest.raises(ConfigError, match="did you mean 'enable_multi_layer_entropy_selection'"):
         ConfidentDecodingConfig.from_additional_config({key: True})
@@ -190,8 +233,24 @@ def test_with_the_switch_off_nothing_else_is_looked_at():
     assert not config.enable_multi_layer_entropy_selection
 
 
-@pytest.mark.parametrize("key", ["my_plugin", "enable_profiling", "select", "method", "top_p", "ratio", "log_interval",
-                                 "max_layers", "selection", "ascend_scheduler_config", "q", "_p", 7])
+@pytest.mark.parametrize(
+    "key",
+    [
+        "my_plugin",
+        "enable_profiling",
+        "select",
+        "method",
+        "top_p",
+        "ratio",
+        "log_interval",
+        "max_layers",
+        "selection",
+        "ascend_scheduler_config",
+        "q",
+        "_p",
+        7,
+    ],
+)
 def test_keys_of_other_plugins_are_left_alone(key):
     assert ConfidentDecodingConfig.from_additional_config({**ON, key: object()}) == read()
 

@@ -38,7 +38,9 @@ class ToyModel:
 
     def packed(self, rows, depths, seed=1):
         g = torch.Generator().manual_seed(seed)
-        raw = torch.randn(len(depths), rows, H, generator=g).to(self.gain.dtype) * torch.linspace(3, 0.5, len(depths))[:, None, None].to(self.gain.dtype)
+        raw = torch.randn(len(depths), rows, H, generator=g).to(self.gain.dtype) * torch.linspace(3, 0.5, len(depths))[
+            :, None, None
+        ].to(self.gain.dtype)
         states = torch.stack([self.norm(raw[i].contiguous()) if d == 0 else raw[i] for i, d in enumerate(depths)])
         return states.transpose(0, 1).reshape(rows, -1)
 
@@ -48,9 +50,8 @@ class ToyModel:
         for row in packed.double().numpy().reshape(len(packed), len(plan.depths), H):
             logits = []
             for d, state in zip(plan.depths, row, strict=True):
-                if d:
-                    state = state / math.sqrt((state**2).mean() + 1e-6) * self.gain.double().numpy()
-                logits.append(self.weight.double().numpy() @ state)
+                scale = self.gain.double().numpy() / math.sqrt((state**2).mean() + 1e-6) if d else 1.0
+                logits.append(self.weight.double().numpy() @ (state * scale))
             if plan.fixed_depth is not None:
                 rows.append((plan.fixed_depth, logits[1]))
                 continue
@@ -65,10 +66,18 @@ def plan_of(**keys):
 
 
 PLANS = [
-    {}, {"select_method": "trough-m1"}, {"select_method": "trough-m2"}, {"select_method": "trough-p1"},
-    {"select_method": "trough-p2"}, {"trough_backtrack_ratio": 0.5}, {"trough_max_backtrack_layers": -1},
-    {"trough_max_backtrack_layers": 2}, {"trough_max_backtrack_layers": 1}, {"select_method": "last-m1"},
-    {"select_method": "last-m8"}, {"select_method": "trough-m2", "trough_backtrack_ratio": 0.5},
+    {},
+    {"select_method": "trough-m1"},
+    {"select_method": "trough-m2"},
+    {"select_method": "trough-p1"},
+    {"select_method": "trough-p2"},
+    {"trough_backtrack_ratio": 0.5},
+    {"trough_max_backtrack_layers": -1},
+    {"trough_max_backtrack_layers": 2},
+    {"trough_max_backtrack_layers": 1},
+    {"select_method": "last-m1"},
+    {"select_method": "last-m8"},
+    {"select_method": "trough-m2", "trough_backtrack_ratio": 0.5},
 ]
 
 

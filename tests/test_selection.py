@@ -16,8 +16,12 @@ VALUES = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 3.0, math.nan, math.inf])
 COLUMNS = st.lists(VALUES, min_size=1, max_size=12)
 
 
-@given(st.integers(1, 12).flatmap(lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), max_size=8).map(lambda rows: (n, rows))),
-       st.data())
+@given(
+    st.integers(1, 12).flatmap(
+        lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), max_size=8).map(lambda rows: (n, rows))
+    ),
+    st.data(),
+)
 @settings(max_examples=300)
 def test_scan_is_the_while_loop(case, data):
     n, rows = case

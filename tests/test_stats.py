@@ -48,7 +48,11 @@ def test_counts_add_up_over_steps(steps):
     assert pending.ready()
     snapshot = pending.read()
     assert snapshot == Snapshot(
-        len(steps), len(everything), everything.count(0), sum(everything), max(everything, default=0),
+        len(steps),
+        len(everything),
+        everything.count(0),
+        sum(everything),
+        max(everything, default=0),
         tuple((d, 0.5) for d in steps[-1][:4]),
     )
     assert counters[0].tolist() == [0, 0, 0, 0]

@@ -5,9 +5,18 @@ import transformers
 
 VOCAB = 512
 BASE = {
-    "vocab_size": VOCAB, "hidden_size": 128, "intermediate_size": 256, "num_hidden_layers": 6,
-    "num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512, "initializer_range": 0.1,
-    "bos_token_id": 1, "eos_token_id": 2, "pad_token_id": 0, "tie_word_embeddings": False,
+    "vocab_size": VOCAB,
+    "hidden_size": 128,
+    "intermediate_size": 256,
+    "num_hidden_layers": 6,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "initializer_range": 0.1,
+    "bos_token_id": 1,
+    "eos_token_id": 2,
+    "pad_token_id": 0,
+    "tie_word_embeddings": False,
 }
 CONFIGS = {
     "LlamaForCausalLM": ("LlamaConfig", {**BASE, "head_dim": 32}),
@@ -33,6 +42,6 @@ def build(tag, folder, seed=0):
     with torch.no_grad():
         for parameter in model.parameters():
             if parameter.ndim == 1:
-                parameter += torch.randn_like(parameter) * 0.05
+                parameter.add_(torch.randn_like(parameter) * 0.05)
     model.to(torch.float32).save_pretrained(folder)
     return folder

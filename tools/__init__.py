@@ -1,0 +1,1 @@
+"""Maintenance: set-up, lock file, contracts with vLLM."""

@@ -128,9 +128,7 @@ class ConfidentDecodingConfig(BaseModel):
         float | None,
         Field(ge=0, le=1, description="a number from 0 to 1: the share of the layers that are candidates"),
     ] = None
-    trough_log_interval: Annotated[
-        int, Field(ge=0, description="a whole number of steps from 0 (0 = never log)")
-    ] = 0
+    trough_log_interval: Annotated[int, Field(ge=0, description="a whole number of steps from 0 (0 = never log)")] = 0
 
     @field_validator("select_method")
     @classmethod

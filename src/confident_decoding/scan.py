@@ -114,7 +114,7 @@ def candidate_states(packed: Tensor, n: int, norm: Callable[[Tensor], Tensor]) -
     """Normed states ``[n*b, H]``, depth by depth, of packed rows ``[b, n*H]``."""
     rows, width = packed.shape
     hidden = width // n
-    by_depth = packed.unflatten(1, (n, hidden)).transpose(0, 1)
+    by_depth = packed.reshape(rows, n, hidden).transpose(0, 1)
     raw = by_depth[1:].reshape(-1, hidden).contiguous()  # a view where n = 2
     return torch.cat([by_depth[0], norm(raw)])
 

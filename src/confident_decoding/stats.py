@@ -62,24 +62,26 @@ class PendingSnapshot:
 
     def __init__(self, step: int, counters: Tensor, depths: Tensor, final_entropies: Tensor) -> None:
         self._step = step
-        self._host = [
-            _to_host(counters[0]), _to_host(depths[:SAMPLE_ROWS]), _to_host(final_entropies[:SAMPLE_ROWS])
-        ]
+        self._host = [_to_host(counters[0]), _to_host(depths[:SAMPLE_ROWS]), _to_host(final_entropies[:SAMPLE_ROWS])]
         counters[0].zero_()
         self._event: torch.cuda.Event | None = None
         if counters.is_cuda:
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
 
     def ready(self) -> bool:
         """True once the values have arrived."""
-        return self._event is None or self._event.query()
+        return self._event is None or bool(self._event.query())  # type: ignore[no-untyped-call]
 
     def read(self) -> Snapshot:
         """The values (call it when `ready`)."""
         counts, depths, entropies = (tensor.tolist() for tensor in self._host)
         return Snapshot(
-            self._step, counts[_TOKENS], counts[_KEPT], counts[_DEPTH_SUM], counts[_DEPTH_MAX],
+            self._step,
+            counts[_TOKENS],
+            counts[_KEPT],
+            counts[_DEPTH_SUM],
+            counts[_DEPTH_MAX],
             tuple(zip(depths, entropies, strict=True)),
         )
 

@@ -74,7 +74,9 @@ def probe(llm):
 
 def pooled(llm, prompts):
     """Embeddings of a pooling engine, as lists."""
-    return [list(o.outputs.embedding) for o in llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)]
+    return [
+        list(o.outputs.embedding) for o in llm.embed([{"prompt_token_ids": ids} for ids in prompts], use_tqdm=False)
+    ]
 
 
 def run(job, lines):
@@ -97,14 +99,18 @@ def run(job, lines):
             start = time.perf_counter()
             prompts = [{"prompt_token_ids": ids} for ids in call["prompts"]]
             sampling = call["sampling"]
-            params = [SamplingParams(**s) for s in sampling] if isinstance(sampling, list) else SamplingParams(**sampling)
+            params = (
+                [SamplingParams(**s) for s in sampling] if isinstance(sampling, list) else SamplingParams(**sampling)
+            )
             outputs = llm.generate(prompts, params, use_tqdm=False)
-            result["calls"].append({
-                "seconds": time.perf_counter() - start,
-                "tokens": [[list(c.token_ids) for c in o.outputs] for o in outputs],
-                "logprobs": [[plain(c.logprobs) for c in o.outputs] for o in outputs],
-                "prompt_logprobs": [plain(o.prompt_logprobs) for o in outputs],
-            })
+            result["calls"].append(
+                {
+                    "seconds": time.perf_counter() - start,
+                    "tokens": [[list(c.token_ids) for c in o.outputs] for o in outputs],
+                    "logprobs": [[plain(c.logprobs) for c in o.outputs] for o in outputs],
+                    "prompt_logprobs": [plain(o.prompt_logprobs) for o in outputs],
+                }
+            )
     except Exception as error:
         if not job.get("may_fail"):
             raise

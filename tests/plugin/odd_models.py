@@ -47,6 +47,5 @@ class LyingForCausalLM(LlamaForCausalLM):
         return LyingModel(vllm_config=vllm_config, prefix=prefix)
 
 
-
 for name in ODD:
     ModelRegistry.register_model(name, globals()[name])

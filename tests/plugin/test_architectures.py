@@ -12,12 +12,19 @@ from plugin.checks import follow
 pytestmark = pytest.mark.engine
 
 SUPPORTED = [
-    "LlamaForCausalLM", "LlamaForCausalLM-tied", "LlamaForCausalLM-oddvocab", "MistralForCausalLM",
-    "Qwen2ForCausalLM", "Qwen3ForCausalLM",
+    "LlamaForCausalLM",
+    "LlamaForCausalLM-tied",
+    "LlamaForCausalLM-oddvocab",
+    "MistralForCausalLM",
+    "Qwen2ForCausalLM",
+    "Qwen3ForCausalLM",
 ]
 SETTINGS = {
     "trough": (on(), {"window": 5}),
-    "trough-m1": (on(select_method="trough-m1", trough_max_backtrack_layers=4), {"window": 3, "shift": 1, "candidates": 4}),
+    "trough-m1": (
+        on(select_method="trough-m1", trough_max_backtrack_layers=4),
+        {"window": 3, "shift": 1, "candidates": 4},
+    ),
     "last-m3": (on(select_method="last-m3"), {"window": 0, "fixed": 3}),
     "standard": ({}, {"window": 0}),
 }
@@ -37,10 +44,13 @@ def outputs(run_engines, tiny):
                 continue  # the method is no matter of the architecture
             keys.append((tag, name))
             vocab = 500 if "oddvocab" in tag else VOCAB
-            jobs.append({
-                "engine": tiny_engine(tiny(tag), additional), "probe": True,
-                "calls": [{"prompts": some_prompts(vocab), "sampling": greedy(12, prompt_logprobs=0)}],
-            })
+            jobs.append(
+                {
+                    "engine": tiny_engine(tiny(tag), additional),
+                    "probe": True,
+                    "calls": [{"prompts": some_prompts(vocab), "sampling": greedy(12, prompt_logprobs=0)}],
+                }
+            )
     return dict(zip(keys, run_engines(jobs), strict=True))
 
 
@@ -77,8 +87,17 @@ def test_the_switch_off_leaves_the_model_alone(tag, outputs):
 def test_armed(tag, outputs):
     result = outputs[tag, "trough"]
     (line,) = [line for line in result["lines"] if "armed" in line]
-    for part in ("INFO", "select_method=trough", "p=1.00", "candidates=6", "window=5", "layers=[5, 4, 3, 2, 1, 0] of 0..5",
-                 "vLLM 0.", "V1 model runner", "KV-cache tokens"):
+    for part in (
+        "INFO",
+        "select_method=trough",
+        "p=1.00",
+        "candidates=6",
+        "window=5",
+        "layers=[5, 4, 3, 2, 1, 0] of 0..5",
+        "vLLM 0.",
+        "V1 model runner",
+        "KV-cache tokens",
+    ):
         assert part in line
     probe = result["probe"]
     assert probe["class"].endswith(tag.split("-")[0]), "vLLM and its logs identify models by their class's name"
@@ -92,21 +111,29 @@ def test_memory_in_kv_tokens(outputs):
     """5 captured states x 256 tokens x 128 floats; KV: 6 layers x 2 heads x 32 x (K and V) floats."""
     (line,) = [line for line in outputs["LlamaForCausalLM", "trough"]["lines"] if "armed" in line]
     size, per_token = 5 * 256 * 128 * 4, 6 * 2 * 32 * 2 * 4
-    assert f"add {size / 2**20:.1f} MiB at max_num_batched_tokens=256, the memory of {size // per_token} KV-cache tokens" in line
+    assert (
+        f"add {size / 2**20:.1f} MiB at max_num_batched_tokens=256, the memory of {size // per_token} KV-cache tokens"
+        in line
+    )
 
 
 @pytest.fixture(scope="module")
 def refusals(run_engines, tiny):
     call = [{"prompts": [[5, 6, 7]], "sampling": greedy(2)}]
     jobs = [
-        {"engine": tiny_engine(tiny("LlamaForCausalLM"), switch, hf_overrides={"architectures": [name]}),
-         "calls": call, "may_fail": True}
-        for name in ODD for switch in (on(), {})
+        {
+            "engine": tiny_engine(tiny("LlamaForCausalLM"), switch, hf_overrides={"architectures": [name]}),
+            "calls": call,
+            "may_fail": True,
+        }
+        for name in ODD
+        for switch in (on(), {})
     ]
     results = run_engines(jobs, "--odd-models")
     mixtral = [
         {"engine": tiny_engine(tiny(tag), switch), "calls": call, "may_fail": True}
-        for tag in ("MixtralForCausalLM", "Phi3ForCausalLM") for switch in (on(), {})
+        for tag in ("MixtralForCausalLM", "Phi3ForCausalLM")
+        for switch in (on(), {})
     ]
     results += run_engines(mixtral)
     names = [*ODD, "MixtralForCausalLM", "Phi3ForCausalLM"]

@@ -41,17 +41,29 @@ def results(run_engines, tiny):
         "p one": (on(), CALL, {}),
         "off": ({}, CALL, {}),
         "one candidate": (on(trough_max_backtrack_layers=0, trough_log_interval=1), CALL, {}),
-        "ngram": (on(trough_log_interval=1), CALL, {
-            "speculative_config": {"method": "ngram", "num_speculative_tokens": 3, "prompt_lookup_max": 3, "prompt_lookup_min": 1},
-        }),
+        "ngram": (
+            on(trough_log_interval=1),
+            CALL,
+            {
+                "speculative_config": {
+                    "method": "ngram",
+                    "num_speculative_tokens": 3,
+                    "prompt_lookup_max": 3,
+                    "prompt_lookup_min": 1,
+                },
+            },
+        ),
         "sampled, off": ({}, unseeded + seeded, {}),
         "sampled, p zero": (on(p=0.0), unseeded + seeded, {}),
         "sampled, mixing": (on(p=1e-12), unseeded + seeded, {}),
         "head in float32": (on(p=0.0), CALL, {"dtype": "bfloat16", "hf_overrides": {"head_dtype": "float32"}}),
         "head in float32, off": ({}, CALL, {"dtype": "bfloat16", "hf_overrides": {"head_dtype": "float32"}}),
     }
+
     def run(names):
-        return run_engines([{"engine": tiny_engine(path, jobs[n][0], **jobs[n][2]), "calls": jobs[n][1]} for n in names])
+        return run_engines(
+            [{"engine": tiny_engine(path, jobs[n][0], **jobs[n][2]), "calls": jobs[n][1]} for n in names]
+        )
 
     # ngram speculation imports numba, after which this vLLM cannot start another engine in the process.
     others = [name for name in jobs if name != "ngram"]
@@ -65,7 +77,9 @@ def expected_depths(results, tiny):
     columns = []
     for prompt, (generated,) in zip(PROMPTS, results["every step"]["calls"][0]["tokens"], strict=True):
         rows = oracle.select([*prompt, *generated[:-1]], len(prompt) - 1, window=5)
-        columns.append([(depth, gap, float(-(x := torch.tensor(logits).softmax(-1)) @ x.log())) for logits, depth, gap, _ in rows])
+        columns.append(
+            [(depth, gap, float(-(x := torch.tensor(logits).softmax(-1)) @ x.log())) for logits, depth, gap, _ in rows]
+        )
     return list(zip(*columns, strict=True))
 
 
@@ -91,7 +105,9 @@ def test_a_line_every_step_tells_the_oracles_depths(results, expected_depths):
 def test_the_sample_holds_the_final_layers_entropies(results, tiny):
     oracle = TransformersOracle(tiny("LlamaForCausalLM"), torch.float32)
     lines = statistics(results["every step"])
-    for index, (prompt, (generated,)) in enumerate(zip(PROMPTS, results["every step"]["calls"][0]["tokens"], strict=True)):
+    for index, (prompt, (generated,)) in enumerate(
+        zip(PROMPTS, results["every step"]["calls"][0]["tokens"], strict=True)
+    ):
         final = torch.tensor(oracle.rows([*prompt, *generated[:-1]], len(prompt) - 1, [0])[0]).log_softmax(-1)
         for line, row in zip(lines, final, strict=True):
             entropy = float(-(row.exp() * row).sum())
@@ -117,7 +133,13 @@ def test_last_mk_line(results):
     lines = statistics(results["last-m4"])
     assert len(lines) == 20
     for line in lines:
-        assert (line["layers"], line["method"], line["avg"], line["depth"], line["kept"]) == ("5", "last-m4", "0.00", "4.00", "0")
+        assert (line["layers"], line["method"], line["avg"], line["depth"], line["kept"]) == (
+            "5",
+            "last-m4",
+            "0.00",
+            "4.00",
+            "0",
+        )
 
 
 def test_the_line_is_after_mixing(results):
@@ -165,7 +187,16 @@ def test_ngram_speculation_changes_no_token_and_selects_every_row(results):
 
 def test_a_pooling_engine_is_left_alone(run_engines, smollm2):
     jobs = [
-        {"engine": {**smol_engine(smollm2, config), "skip_tokenizer_init": False, "runner": "pooling", "convert": "embed"}, "calls": [], "embed": PROMPTS}
+        {
+            "engine": {
+                **smol_engine(smollm2, config),
+                "skip_tokenizer_init": False,
+                "runner": "pooling",
+                "convert": "embed",
+            },
+            "calls": [],
+            "embed": PROMPTS,
+        }
         for config in ({}, on(trough_log_interval=1))
     ]
     off, with_switch = run_engines(jobs)
@@ -182,6 +213,8 @@ def test_a_pooling_engine_is_left_alone(run_engines, smollm2):
     ids=str,
 )
 def test_unsupported_combinations_are_refused_by_name(options, named, run_engines, tiny):
-    (result,) = run_engines([{"engine": tiny_engine(tiny("LlamaForCausalLM"), on(), **options), "calls": [], "may_fail": True}])
+    (result,) = run_engines(
+        [{"engine": tiny_engine(tiny("LlamaForCausalLM"), on(), **options), "calls": [], "may_fail": True}]
+    )
     assert result["error"].startswith("ConfigError: confident-decoding cannot start")
     assert named in result["error"]

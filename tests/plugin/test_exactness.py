@@ -9,7 +9,9 @@ PROMPTS, NEW_TOKENS = 20, 128
 
 def run(run_engines, smollm2, prompts, configs, *arguments, **options):
     call = {"prompts": prompts[:PROMPTS], "sampling": greedy(NEW_TOKENS, logprobs=5)}
-    jobs = [{"engine": smol_engine(smollm2, config, dtype="bfloat16", **options), "calls": [call]} for config in configs]
+    jobs = [
+        {"engine": smol_engine(smollm2, config, dtype="bfloat16", **options), "calls": [call]} for config in configs
+    ]
     return [result["calls"][0] for result in run_engines(jobs, *arguments)]
 
 

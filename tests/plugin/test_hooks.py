@@ -15,7 +15,9 @@ VLLM_MODULES = ("vllm.model_executor.model_loader.base_loader", "vllm.v1.engine.
 
 
 def python(code, **kwargs):
-    done = subprocess.run([sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, **kwargs)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, check=False, **kwargs
+    )
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -121,12 +123,15 @@ def test_vllm_finds_the_entry_point_in_a_child_process():
 def test_vllm_plugins_setting_leaves_us_out():
     import os
 
-    out = python("""
+    out = python(
+        """
         from vllm.plugins import load_general_plugins
         load_general_plugins()
         import sys
         print("confident_decoding" in sys.modules)
-    """, env={**os.environ, "VLLM_PLUGINS": "lora_filesystem_resolver"})
+    """,
+        env={**os.environ, "VLLM_PLUGINS": "lora_filesystem_resolver"},
+    )
     assert out.strip().splitlines()[-1] == "False"
 
 
@@ -144,8 +149,9 @@ def test_an_unexpected_shape_is_not_wrapped_and_stops_the_start_with_the_switch_
         entrypoint._hook_loader(base)
         assert base.BaseModelLoader.load_model is load_model
         model = types.SimpleNamespace(runner_type="generate", get_total_num_hidden_layers=lambda: 30)
-        config = types.SimpleNamespace(additional_config={}, model_config=model, speculative_config=None, lora_config=None,
-            cache_config=None, compilation_config=None, parallel_config=types.SimpleNamespace(pipeline_parallel_size=1))
+        config = types.SimpleNamespace(
+            additional_config={}, model_config=model, speculative_config=None, lora_config=None, cache_config=None,
+            compilation_config=None, parallel_config=types.SimpleNamespace(pipeline_parallel_size=1))
         assert front_end.validate(config) is None
         config.additional_config = {"enable_multi_layer_entropy_selection": True}
         try:
@@ -167,7 +173,7 @@ def test_loaders_that_override_are_wrapped_too_present_and_future():
         from vllm.model_executor.model_loader.base_loader import BaseModelLoader
         from vllm.model_executor.model_loader.tensorizer_loader import TensorizerLoader
         class Mine(BaseModelLoader):
-            def load_model(self, vllm_config, model_config, prefix=""): return super().load_model(vllm_config, model_config)
+            def load_model(self, vllm_config, model_config, prefix=""): ...
         class Inherits(BaseModelLoader): pass
         for cls in (BaseModelLoader, TensorizerLoader, Mine):
             assert vars(cls)["load_model"]._confident_decoding_wrapped, cls
@@ -182,9 +188,17 @@ def test_loaders_that_override_are_wrapped_too_present_and_future():
 @pytest.mark.parametrize(
     ("version", "refused", "warned"),
     [
-        ("0.25.1", True, False), ("0.19.1", True, False), ("0.26.0", False, False), ("0.32.0", False, False),
-        ("0.32.0+cpu", False, False), ("0.33.1", False, False), ("0.34.0", False, True), ("0.34.0rc1", False, True),
-        ("1.0.0", False, True), ("dev", False, True), ("0.0.0", False, True),
+        ("0.25.1", True, False),
+        ("0.19.1", True, False),
+        ("0.26.0", False, False),
+        ("0.32.0", False, False),
+        ("0.32.0+cpu", False, False),
+        ("0.33.1", False, False),
+        ("0.34.0", False, True),
+        ("0.34.0rc1", False, True),
+        ("1.0.0", False, True),
+        ("dev", False, True),
+        ("0.0.0", False, True),
     ],
 )
 def test_versions(version, refused, warned):
@@ -198,8 +212,11 @@ def test_versions(version, refused, warned):
 def config_with(**changes):
     ns = types.SimpleNamespace
     base = {
-        "speculative_config": None, "lora_config": None, "cache_config": ns(kv_sharing_fast_prefill=False),
-        "compilation_config": ns(pass_config=ns(enable_sp=False)), "parallel_config": ns(prefill_context_parallel_size=1),
+        "speculative_config": None,
+        "lora_config": None,
+        "cache_config": ns(kv_sharing_fast_prefill=False),
+        "compilation_config": ns(pass_config=ns(enable_sp=False)),
+        "parallel_config": ns(prefill_context_parallel_size=1),
     }
     return ns(**{**base, **changes})
 
@@ -209,7 +226,8 @@ def config_with(**changes):
     [
         ({"speculative_config": types.SimpleNamespace(method=m)}, m)
         for m in ("eagle", "eagle3", "mtp", "medusa", "draft_model", "dflash")
-    ] + [
+    ]
+    + [
         ({"lora_config": object()}, "LoRA"),
         ({"cache_config": types.SimpleNamespace(kv_sharing_fast_prefill=True)}, "--kv-sharing-fast-prefill"),
         ({"compilation_config": types.SimpleNamespace(pass_config=types.SimpleNamespace(enable_sp=True))}, "enable_sp"),
@@ -223,7 +241,10 @@ def test_each_unsupported_combination_is_named(changes, named):
 
 @pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
 def test_speculation_without_hidden_states_is_allowed(method):
-    assert list(compat.unsupported_combinations(config_with(speculative_config=types.SimpleNamespace(method=method)))) == []
+    assert (
+        list(compat.unsupported_combinations(config_with(speculative_config=types.SimpleNamespace(method=method))))
+        == []
+    )
 
 
 def test_rows_are_told_by_the_callers_name():

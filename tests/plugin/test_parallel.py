@@ -57,7 +57,12 @@ def check_stands_aside(staged):
 
 def test_pipeline_stages_start_with_one_warning(run_engines, tiny):
     (staged,) = run_engines(
-        [{"engine": tiny_engine(tiny("LlamaForCausalLM"), on(trough_log_interval=1), pipeline_parallel_size=2), "calls": []}],
+        [
+            {
+                "engine": tiny_engine(tiny("LlamaForCausalLM"), on(trough_log_interval=1), pipeline_parallel_size=2),
+                "calls": [],
+            }
+        ],
         env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
     )
     check_stands_aside(staged)
@@ -68,7 +73,9 @@ def test_pipeline_parallel_is_standard_decoding(run_engines, tiny):
     """Compiled, because stock vLLM 0.32 fails with stages on the CPU in eager mode: no dummy run makes
     the buffers between them."""
     path, multiprocess = tiny("LlamaForCausalLM"), {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    staged = run(run_engines, path, on(trough_log_interval=1), multiprocess, pipeline_parallel_size=2, enforce_eager=False)
+    staged = run(
+        run_engines, path, on(trough_log_interval=1), multiprocess, pipeline_parallel_size=2, enforce_eager=False
+    )
     off = run(run_engines, path, {})
     assert staged["calls"][0]["tokens"] == off["calls"][0]["tokens"]
     check_stands_aside(staged)

@@ -19,8 +19,9 @@ SMALL = ("--enforce-eager", "--max-model-len", "256", "--dtype", "float32", "--s
 
 def complete(url, text, **options):
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
-    reply = client.completions.create(model="m", prompt=text, temperature=0, max_tokens=24, logprobs=0,
-                                      extra_body={"ignore_eos": True}, **options)
+    reply = client.completions.create(
+        model="m", prompt=text, temperature=0, max_tokens=24, logprobs=0, extra_body={"ignore_eos": True}, **options
+    )
     return reply.choices[0].logprobs.tokens
 
 
@@ -28,7 +29,11 @@ def start_and_fail(model, config, *options, timeout=180):
     """Run the command line until it ends; its exit code and output."""
     env = {**os.environ, **SERVER_ENV}
     done = subprocess.run(
-        command(model, free_port(), config, *SMALL, *options), env=env, capture_output=True, text=True, timeout=timeout,
+        command(model, free_port(), config, *SMALL, *options),
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=timeout,
         check=False,
     )
     return done.returncode, done.stdout + done.stderr
@@ -37,7 +42,10 @@ def start_and_fail(model, config, *options, timeout=180):
 @pytest.mark.parametrize(
     ("config", "parts"),
     [
-        (on(trough_max_backtrack_layer=10, p=1.5), ["'trough_max_backtrack_layer'", "did you mean 'trough_max_backtrack_layers'", "p=1.5"]),
+        (
+            on(trough_max_backtrack_layer=10, p=1.5),
+            ["'trough_max_backtrack_layer'", "did you mean 'trough_max_backtrack_layers'", "p=1.5"],
+        ),
         ({"enable_multi_layer_entropy_selecton": True}, ["did you mean 'enable_multi_layer_entropy_selection'"]),
         (on(select_method="last-m30"), ["select_method='last-m30'", "30", "'last-m29'"]),
     ],

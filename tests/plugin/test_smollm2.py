@@ -14,8 +14,14 @@ pytestmark = pytest.mark.engine
 SETTINGS = {
     "standard": ({}, {"window": 0}),
     "trough": (on(trough_max_backtrack_layers=10), {"window": 9}),
-    "trough-m1": (on(select_method="trough-m1", trough_max_backtrack_layers=10), {"window": 9, "shift": 1, "candidates": 10}),
-    "trough-p1": (on(select_method="trough-p1", trough_max_backtrack_layers=10), {"window": 9, "shift": -1, "candidates": 10}),
+    "trough-m1": (
+        on(select_method="trough-m1", trough_max_backtrack_layers=10),
+        {"window": 9, "shift": 1, "candidates": 10},
+    ),
+    "trough-p1": (
+        on(select_method="trough-p1", trough_max_backtrack_layers=10),
+        {"window": 9, "shift": -1, "candidates": 10},
+    ),
     "last-m1": (on(select_method="last-m1"), {"window": 0, "fixed": 1}),
     "last-m8": (on(select_method="last-m8"), {"window": 0, "fixed": 8}),
     "ratio-0.5": (on(trough_backtrack_ratio=0.5), {"window": 7, "candidates": 15}),
@@ -32,7 +38,10 @@ def oracle(smollm2):
 @pytest.fixture(scope="module")
 def outputs(run_engines, smollm2, prompts):
     jobs = [
-        {"engine": smol_engine(smollm2, additional), "calls": [{"prompts": prompts[:PROMPTS], "sampling": greedy(NEW_TOKENS)}]}
+        {
+            "engine": smol_engine(smollm2, additional),
+            "calls": [{"prompts": prompts[:PROMPTS], "sampling": greedy(NEW_TOKENS)}],
+        }
         for additional, _ in SETTINGS.values()
     ]
     return dict(zip(SETTINGS, run_engines(jobs), strict=True))

@@ -16,8 +16,9 @@ _CAPTURES = {"_maybe_add_hidden_state", "aux_hidden_state_layers"}
 
 def language_model(top: nn.Module) -> nn.Module:
     """The text model of a top-level model, by vLLM's own rule (``SupportsEagle3``)."""
-    if hasattr(top, "get_language_model"):
-        return top.get_language_model()
+    get: Any = getattr(top, "get_language_model", None)
+    if get is not None:
+        return get()
     return getattr(top, "language_model", top)
 
 

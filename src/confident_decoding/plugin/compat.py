@@ -60,6 +60,8 @@ def refuse_unsupported(vllm_config: Any) -> None:
     import vllm
 
     refusal, _ = version_problem(vllm.__version__)
-    problems = [refusal] if refusal else [f"unsupported together with {p}." for p in unsupported_combinations(vllm_config)]
+    problems = (
+        [refusal] if refusal else [f"unsupported together with {p}." for p in unsupported_combinations(vllm_config)]
+    )
     if problems:
         raise ConfigError("confident-decoding cannot start:\n  " + "\n  ".join(problems))

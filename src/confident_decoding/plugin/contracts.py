@@ -44,12 +44,15 @@ CONTRACTS: tuple[Contract, ...] = (
     HEAD,
     Contract(_LP, "LogitsProcessor", attributes=("scale", "soft_cap", "org_vocab_size", "logits_as_input")),
     Contract(_LP, "LogitsProcessor.forward", ("lm_head", "hidden_states"), mentions=("soft_cap", "scale")),
-    Contract(_LP, "LogitsProcessor._get_logits", ("hidden_states", "lm_head"), mentions=("_apply_head", "org_vocab_size")),
+    Contract(
+        _LP, "LogitsProcessor._get_logits", ("hidden_states", "lm_head"), mentions=("_apply_head", "org_vocab_size")
+    ),
     Contract(_VPE, "VocabParallelEmbedding", attributes=("shard_indices", "num_embeddings_per_partition", "tp_size")),
     Contract(_VPE, "VocabParallelEmbeddingShardIndices", attributes=("org_vocab_start_index", "org_vocab_end_index")),
     Contract("vllm.model_executor.models.interfaces", "EagleModelMixin._set_aux_hidden_state_layers", ("layers",)),
     Contract(
-        "vllm.model_executor.models.interfaces", "EagleModelMixin._maybe_add_hidden_state",
+        "vllm.model_executor.models.interfaces",
+        "EagleModelMixin._maybe_add_hidden_state",
         mentions=("aux_hidden_state_layers",),
     ),
     Contract("vllm.model_executor.models.llama", "LlamaModel.forward", mentions=("_maybe_add_hidden_state", "norm")),
@@ -59,8 +62,15 @@ CONTRACTS: tuple[Contract, ...] = (
     Contract("vllm.config.vllm", "VllmConfig.use_v2_model_runner", ()),
     Contract("vllm.config.model", "ModelConfig.get_total_num_hidden_layers", ()),
     Contract("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._dummy_sampler_run", mentions=("compute_logits",)),
-    Contract("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._get_prompt_logprobs_dict", mentions=("compute_logits",)),
+    Contract(
+        "vllm.v1.worker.gpu_model_runner", "GPUModelRunner._get_prompt_logprobs_dict", mentions=("compute_logits",)
+    ),
     Contract("vllm.v1.worker.gpu.model_runner", "GPUModelRunner._dummy_sampler_run", mentions=("compute_logits",)),
+    # The names that tell prompt rows and warm-up rows apart (rows.py).
+    Contract(
+        "vllm.v1.worker.gpu.sample.prompt_logprob", "PromptLogprobsWorker.compute_prompt_logprobs", ("logits_fn",)
+    ),
+    Contract("vllm.v1.worker.gpu.warmup", "warmup_kernels"),
     Contract("vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model"),
     Contract("vllm.v1.worker.gpu_worker", "Worker.determine_available_memory"),
     Contract("vllm.v1.worker.cpu_worker", "CPUWorker.compile_or_warm_up_model"),

@@ -69,4 +69,6 @@ def _versions() -> str:
     import confident_decoding
 
     low, high = (".".join(map(str, v)) for v in compat.SUPPORTED)
-    return f"vLLM {vllm.__version__}, confident-decoding {confident_decoding.__version__}, supported vLLM {low} to {high}."
+    return (
+        f"vLLM {vllm.__version__}, confident-decoding {confident_decoding.__version__}, supported vLLM {low} to {high}."
+    )

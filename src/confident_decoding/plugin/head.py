@@ -60,8 +60,16 @@ class SelectingHead:
     """
 
     def __init__(
-        self, processor: Any, norm: nn.Module, hidden: int, plan: SelectionPlan, seed: int, select_method: str,
-        log_interval: int, reports: bool,
+        self,
+        processor: Any,
+        norm: nn.Module,
+        *,
+        hidden: int,
+        plan: SelectionPlan,
+        seed: int,
+        select_method: str,
+        log_interval: int,
+        reports: bool,
     ) -> None:
         self._processor, self._stock, self._norm = processor, processor._apply_head, norm
         self._hidden, self._plan, self._seed = hidden, plan, seed

@@ -31,7 +31,14 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     norm = switch_on_capture(model, plan)
     hidden = model_config.get_hidden_size()
     head = SelectingHead(
-        processor, norm, hidden, plan, model_config.seed or 0, config.select_method, config.trough_log_interval, reports
+        processor,
+        norm,
+        hidden=hidden,
+        plan=plan,
+        seed=model_config.seed or 0,
+        select_method=config.select_method,
+        log_interval=config.trough_log_interval,
+        reports=reports,
     )
     processor._apply_head = head
     prove_logits(model, processor, head, hidden, model_config.dtype)
@@ -64,7 +71,8 @@ class _Recorder:
     """Passes head calls on and remembers their arguments."""
 
     def __init__(self, head: SelectingHead) -> None:
-        self.head, self.calls = head, [] 
+        self.head = head
+        self.calls: list[tuple[Any, Tensor | None]] = []
 
     def __call__(self, lm_head: Any, hidden_states: Tensor, embedding_bias: Tensor | None) -> Tensor:
         self.calls.append((lm_head, embedding_bias))
@@ -122,7 +130,17 @@ def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: Selection
     logger.info(
         "confident-decoding %s armed: select_method=%s p=%.2f candidates=%d window=%d layers=[%s] of 0..%d "
         "trough_log_interval=%d (vLLM %s, %s model runner). Packed rows add %.1f MiB at max_num_batched_tokens=%d%s.",
-        confident_decoding.__version__, config.select_method, plan.p, plan.candidates, plan.window, layers,
-        plan.num_layers - 1, config.trough_log_interval, vllm.__version__,
-        "V2" if vllm_config.use_v2_model_runner else "V1", size / 2**20, tokens, cost,
+        confident_decoding.__version__,
+        config.select_method,
+        plan.p,
+        plan.candidates,
+        plan.window,
+        layers,
+        plan.num_layers - 1,
+        config.trough_log_interval,
+        vllm.__version__,
+        "V2" if vllm_config.use_v2_model_runner else "V1",
+        size / 2**20,
+        tokens,
+        cost,
     )

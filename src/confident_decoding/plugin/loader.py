@@ -41,7 +41,7 @@ def wrap_loaders(module: ModuleType) -> None:
     # Some loaders (tensorizer, IPC, users' own) replace load_model, in modules imported later.
     inherited = base.__init_subclass__
 
-    def __init_subclass__(cls: type, **kwargs: Any) -> None:  # noqa: N807
+    def __init_subclass__(cls: Any, /, **kwargs: Any) -> None:  # noqa: N807
         inherited(**kwargs)
         _wrap(cls)
 
@@ -94,11 +94,16 @@ def _warn_pipeline(vllm_config: Any) -> None:
 
     config = ConfidentDecodingConfig.from_additional_config(vllm_config.additional_config)
     stages = vllm_config.parallel_config.pipeline_parallel_size
-    if config.enable_multi_layer_entropy_selection and stages > 1 and vllm_config.model_config.runner_type == "generate":
-        from vllm.distributed.parallel_state import get_tensor_model_parallel_rank, get_pp_group
+    if (
+        config.enable_multi_layer_entropy_selection
+        and stages > 1
+        and vllm_config.model_config.runner_type == "generate"
+    ):
+        from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 
         if get_pp_group().is_last_rank and get_tensor_model_parallel_rank() == 0:
             logger.warning(
                 "confident-decoding is not active: with pipeline parallelism (pipeline_parallel_size=%d) this "
-                "server runs standard decoding. Use tensor parallelism instead to have both.", stages,
+                "server runs standard decoding. Use tensor parallelism instead to have both.",
+                stages,
             )

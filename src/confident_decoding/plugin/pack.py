@@ -62,5 +62,7 @@ def swap_class(model: nn.Module, states: int, select: Any) -> None:
     methods = {name: logits_method(name) for name in ("compute_logits", "compute_logits_local") if hasattr(base, name)}
     # Same name and module: vLLM and its logs identify models by them.
     model.__class__ = type(
-        base.__name__, (base,), {"forward": forward, "__module__": base.__module__, "__qualname__": base.__qualname__, **methods}
+        base.__name__,
+        (base,),
+        {"forward": forward, "__module__": base.__module__, "__qualname__": base.__qualname__, **methods},
     )

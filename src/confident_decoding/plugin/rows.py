@@ -9,7 +9,13 @@ from typing import Literal
 
 Rows = Literal["sampled", "prompt", "warmup"]
 
-_WARM_UP = {"_dummy_sampler_run", "compile_or_warm_up_model", "determine_available_memory", "profile_run", "warmup_kernels"}
+_WARM_UP = {
+    "_dummy_sampler_run",
+    "compile_or_warm_up_model",
+    "determine_available_memory",
+    "profile_run",
+    "warmup_kernels",
+}
 
 
 def classify(caller: FrameType, serving: bool) -> Rows:
