@@ -1,6 +1,9 @@
 """What the packed rows cost, in the unit that operators plan with: KV-cache tokens."""
 
+import logging
 from typing import Any
+
+logger = logging.getLogger("vllm.confident_decoding")
 
 
 def kv_bytes_per_token(vllm_config: Any) -> int:
@@ -17,7 +20,11 @@ def kv_bytes_per_token(vllm_config: Any) -> int:
         get_spec = getattr(layer, "get_kv_cache_spec", None)
         if get_spec is None or getattr(layer, "kv_sharing_target_layer_name", None):
             continue
-        spec = get_spec(vllm_config)
+        try:
+            spec = get_spec(vllm_config)
+        except Exception:  # some layers cannot tell before the cache is planned; a log line is all that depends on it
+            logger.debug("KV-cache specification of %s not available yet", type(layer).__name__, exc_info=True)
+            return 0
         if isinstance(spec, AttentionSpec):
             total += spec.page_size_bytes // spec.block_size
     return total

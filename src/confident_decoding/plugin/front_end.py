@@ -43,8 +43,8 @@ def validate(vllm_config: Any) -> tuple[ConfidentDecodingConfig, SelectionPlan] 
     """Check everything that can be known before the model is built.
 
     Returns:
-        The settings and the plan; None if this engine is to be left alone: switch off, a pooling
-        model, or pipeline stages.
+        The settings and the plan; None if this engine is to be left alone: switch off, or a
+        pooling model. With pipeline stages the loader leaves it alone too, with a warning.
 
     Raises:
         ConfigError: One message with every problem.
@@ -54,12 +54,12 @@ def validate(vllm_config: Any) -> tuple[ConfidentDecodingConfig, SelectionPlan] 
     if not config.enable_multi_layer_entropy_selection or model_config.runner_type != "generate":
         return None
     plan = config.resolve(model_config.get_total_num_hidden_layers())
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        return config, plan
     compat.refuse_unsupported(vllm_config)
     for contract in (contracts.LOADER, contracts.HEAD):
         if problem := contracts.check_live(contract, importlib.import_module(contract.module)):
             raise ConfigError(f"confident-decoding cannot hook this vLLM: {problem}. {_versions()}")
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        return None
     return config, plan
 
 

@@ -6,6 +6,7 @@ stock code around it then gathers, trims, caps and scales as ever
 """
 
 import logging
+from collections import deque
 from typing import Any
 
 import torch
@@ -75,9 +76,9 @@ class SelectingHead:
         self._hidden, self._plan, self._seed = hidden, plan, seed
         self._select_method, self._log_interval, self._reports = select_method, log_interval, reports
         self._calls = self._step = 0
-        self._pending: stats.PendingSnapshot | None = None
+        self._pending: deque[stats.PendingSnapshot] = deque()
         self.rows: Rows | None = None
-        self.rows_seen = False
+        self.serving = False
         self.stock_calls = 0
 
     def __call__(self, lm_head: Any, hidden_states: Tensor, embedding_bias: Tensor | None) -> Tensor:
@@ -98,11 +99,11 @@ class SelectingHead:
             columns=lm_head.num_embeddings_per_partition,
         )
         # Whether a step is logged must not depend on the rank: the entropies are gathered.
-        step = self._step + 1 if self.rows == "sampled" else 0
+        step = self._step + 1 if self.rows == "sampled" and len(hidden_states) else 0
         due = bool(step and self._log_interval and step % self._log_interval == 0)
         selection = scan.select(hidden_states, self._plan, model_head, self._draws(hidden_states), due)
-        if self.rows == "sampled":
-            self._step, self.rows_seen = step, True
+        if step:
+            self._step, self.serving = step, True
         if self._log_interval and self._reports and self.rows in ("sampled", "prompt"):
             self._report(selection, due)
         return selection.logits
@@ -117,12 +118,10 @@ class SelectingHead:
     def _report(self, selection: scan.Selection, due: bool) -> None:
         counters = self._processor.get_buffer(COUNTERS)
         stats.count(counters, selection.depths, prompt=self.rows == "prompt")
-        self._log_if_ready()
         if due and selection.final_entropies is not None:
-            self._pending = stats.PendingSnapshot(self._step, counters, selection.depths, selection.final_entropies)
-            self._log_if_ready()
-
-    def _log_if_ready(self) -> None:
-        if self._pending is not None and self._pending.ready():
-            logger.info(stats.format_line(self._pending.read(), self._plan, self._select_method))
-            self._pending = None
+            self._pending.append(
+                stats.PendingSnapshot(self._step, counters, selection.depths, selection.final_entropies)
+            )
+        # On a GPU a snapshot arrives while later steps are queued; it is logged by the first call that finds it.
+        while self._pending and self._pending[0].ready():
+            logger.info(stats.format_line(self._pending.popleft().read(), self._plan, self._select_method))

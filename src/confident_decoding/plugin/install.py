@@ -10,6 +10,7 @@ import confident_decoding
 from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
 from confident_decoding.plugin.capture import language_model, switch_on_capture
+from confident_decoding.plugin.compat import version_problem
 from confident_decoding.plugin.cost import kv_bytes_per_token
 from confident_decoding.plugin.head import COUNTERS, SelectingHead, sampled_distribution
 from confident_decoding.plugin.pack import swap_class
@@ -117,6 +118,9 @@ def prove_logits(model: Any, processor: Any, head: SelectingHead, hidden: int, d
 def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan, hidden: int) -> None:
     import vllm
 
+    _, warning = version_problem(vllm.__version__)
+    if warning:
+        logger.warning("confident-decoding: %s", warning)
     if plan.selects_nothing:
         logger.warning(
             "confident-decoding: these settings leave one candidate, the final layer, so nothing will be selected. "

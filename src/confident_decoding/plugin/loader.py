@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from confident_decoding.plugin import compat, contracts, front_end
+from confident_decoding.plugin import contracts, front_end
 from confident_decoding.plugin.fingerprint import mark_compile_cache
 from confident_decoding.plugin.install import install
 
@@ -71,14 +71,11 @@ def _load(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     # The front end has checked this already, unless it runs where our hook could not be placed.
     validated = front_end.validate(vllm_config)
     if validated is None:
-        _warn_pipeline(vllm_config)
         return original(*args, **kwargs)
     config, plan = validated
-    import vllm
-
-    _, warning = compat.version_problem(vllm.__version__)
-    if warning:
-        logger.warning("confident-decoding: %s", warning)
+    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+        _warn_pipeline(vllm_config.parallel_config.pipeline_parallel_size)
+        return original(*args, **kwargs)
     mark_compile_cache(vllm_config, plan)
     token = _loading.set(True)
     try:
@@ -89,21 +86,12 @@ def _load(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return model
 
 
-def _warn_pipeline(vllm_config: Any) -> None:
-    from confident_decoding.config import ConfidentDecodingConfig
+def _warn_pipeline(stages: int) -> None:
+    from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 
-    config = ConfidentDecodingConfig.from_additional_config(vllm_config.additional_config)
-    stages = vllm_config.parallel_config.pipeline_parallel_size
-    if (
-        config.enable_multi_layer_entropy_selection
-        and stages > 1
-        and vllm_config.model_config.runner_type == "generate"
-    ):
-        from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
-
-        if get_pp_group().is_last_rank and get_tensor_model_parallel_rank() == 0:
-            logger.warning(
-                "confident-decoding is not active: with pipeline parallelism (pipeline_parallel_size=%d) this "
-                "server runs standard decoding. Use tensor parallelism instead to have both.",
-                stages,
-            )
+    if get_pp_group().is_last_rank and get_tensor_model_parallel_rank() == 0:
+        logger.warning(
+            "confident-decoding is not active: with pipeline parallelism (pipeline_parallel_size=%d) this "
+            "server runs standard decoding. Use tensor parallelism instead to have both.",
+            stages,
+        )

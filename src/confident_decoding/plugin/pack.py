@@ -38,7 +38,8 @@ def swap_class(model: nn.Module, states: int, select: Any) -> None:
     Args:
         model: The top-level model instance.
         states: n-1, captured states.
-        select: Its ``rows`` attribute is set to the kind of the rows for the duration of a call.
+        select: Its ``rows`` attribute is set to the kind of the rows for the duration of a call;
+            its ``serving`` attribute says whether warm-up is over.
     """
     base: Any = type(model)
 
@@ -50,7 +51,7 @@ def swap_class(model: nn.Module, states: int, select: Any) -> None:
         stock = getattr(base, name)
 
         def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            select.rows = classify(sys._getframe(1), select.rows_seen)
+            select.rows = classify(sys._getframe(1), select.serving)
             try:
                 return stock(self, *args, **kwargs)
             finally:
