@@ -32,8 +32,8 @@ types: setup
 unit: setup
 	$(RUN) -m pytest -m "not engine and not server and not slow" $(ARGS)
 
-engines: setup   ## tests with real engines and real servers
-	$(RUN) -m pytest -m "(engine or server) and not slow" $(ARGS)
+engines: setup   ## tests with real engines and real servers, two at a time (an engine here uses one core)
+	$(RUN) -m pytest -n 2 --dist loadfile -m "(engine or server) and not slow" $(ARGS)
 
 test-all: lint types setup  ## also the slow ones, and the contracts of every vLLM release
 	$(RUN) -m pytest $(ARGS)

@@ -148,7 +148,12 @@ def main():
     if args.out:
         args.out.write_text(
             json.dumps(
-                {"machine": machine(), "arguments": vars(args) | {"out": None}, "rounds": rounds, "median": table},
+                {
+                    "machine": machine(),
+                    "arguments": {**vars(args), "model": Path(args.model).name, "out": None},
+                    "rounds": rounds,
+                    "median": table,
+                },
                 indent=1,
             )
         )

@@ -15,23 +15,50 @@ def run(run_engines, smollm2, prompts, configs, *arguments, **options):
     return [result["calls"][0] for result in run_engines(jobs, *arguments)]
 
 
-@pytest.fixture(scope="module", params=["eager", "compiled"])
-def runs(request, run_engines, smollm2, prompts):
-    options = {"enforce_eager": request.param == "eager"}
-    off, p0, p1 = run(run_engines, smollm2, prompts, [{}, on(p=0.0), on()], **options)
-    (absent,) = run(run_engines, smollm2, prompts, [{}], "--hide-plugin", **options)
-    return {"off": off, "p0": p0, "p1": p1, "absent": absent}
+@pytest.fixture(scope="module")
+def eager(run_engines, smollm2, prompts):
+    off, p0, p1 = run(run_engines, smollm2, prompts, [{}, on(p=0.0), on()])
+    return {"off": off, "p0": p0, "p1": p1}
 
 
-@pytest.mark.parametrize("other", ["off", "absent"])
-def test_p_zero_is_bit_equal(runs, other):
-    assert len(runs["p0"]["tokens"]) == PROMPTS
-    assert all(len(tokens[0]) == NEW_TOKENS for tokens in runs["p0"]["tokens"])
-    assert runs["p0"]["tokens"] == runs[other]["tokens"]
-    assert runs["p0"]["logprobs"] == runs[other]["logprobs"]
+@pytest.fixture(scope="module")
+def compiled(run_engines, smollm2, prompts):
+    off, p0 = run(run_engines, smollm2, prompts, [{}, on(p=0.0)], enforce_eager=False)
+    return {"off": off, "p0": p0}
 
 
-def test_p_one_is_not(runs):
+def check_bit_equal(a, b):
+    assert len(a["tokens"]) == PROMPTS
+    assert all(len(tokens[0]) == NEW_TOKENS for tokens in a["tokens"])
+    assert a["tokens"] == b["tokens"]
+    assert a["logprobs"] == b["logprobs"]
+
+
+def test_eager_p_zero_is_the_switch_off(eager):
+    check_bit_equal(eager["p0"], eager["off"])
+
+
+def test_eager_p_zero_is_the_plugin_uninstalled(eager, run_engines, smollm2, prompts):
+    (absent,) = run(run_engines, smollm2, prompts, [{}], "--hide-plugin")
+    check_bit_equal(eager["p0"], absent)
+
+
+def test_p_one_is_not(eager):
     """The comparison can fail: with p=1 hardly a text is the same."""
-    same = sum(a == b for a, b in zip(runs["p1"]["tokens"], runs["off"]["tokens"], strict=True))
+    same = sum(a == b for a, b in zip(eager["p1"]["tokens"], eager["off"]["tokens"], strict=True))
     assert same < PROMPTS / 2
+
+
+def test_compiled_p_zero_is_the_switch_off(compiled):
+    check_bit_equal(compiled["p0"], compiled["off"])
+
+
+def test_compiled_is_not_eager(compiled, eager):
+    """Otherwise the comparison above would say nothing of the compiler."""
+    assert compiled["off"]["logprobs"] != eager["off"]["logprobs"]
+
+
+@pytest.mark.slow
+def test_compiled_p_zero_is_the_plugin_uninstalled(compiled, run_engines, smollm2, prompts):
+    (absent,) = run(run_engines, smollm2, prompts, [{}], "--hide-plugin", enforce_eager=False)
+    check_bit_equal(compiled["p0"], absent)
