@@ -11,6 +11,7 @@ from pathlib import Path
 from openai import OpenAI
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from demo.checkpoint import smollm2
 from demo.server import ServerError, running
@@ -81,14 +82,14 @@ def main() -> int:
         )
         standard, _ = ask(console, other[0], model, other[1], max_tokens=args.max_tokens, log=folder / "standard.log")
     except ServerError as error:
-        console.print(f"[red]{error}")
+        console.print(Text(str(error), style="red"), soft_wrap=True)
         return 1
     except KeyboardInterrupt:
         console.print("Stopped.")
         return 130
     table = Table("question", other[0], "confident (trough, 10 candidates)", show_lines=True)
     for row in zip(QUESTIONS, standard, confident, strict=True):
-        table.add_row(*row)
+        table.add_row(*map(Text, row))  # answers may hold what rich takes for markup
     console.print(table)
     console.print("Log lines of the confident server:")
     for line in lines:

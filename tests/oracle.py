@@ -40,10 +40,11 @@ class TransformersOracle:
         import torch
         from transformers import AutoModelForCausalLM
 
-        torch.set_num_threads(2)
+        torch.set_num_threads(1)
         self.torch = torch
         self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
         self.num_layers = self.model.config.num_hidden_layers
+        self.cap = getattr(self.model.config, "final_logit_softcapping", None)
 
     def rows(self, ids, first, depths):
         """Logits ``[len(depths), rows, V]`` float64 of positions ``first ..`` of one sequence."""
@@ -56,7 +57,8 @@ class TransformersOracle:
                 # hidden_states[i] enters layer i; the last one is normed already.
                 h = out.last_hidden_state if d == 0 else inner.norm(out.hidden_states[self.num_layers - d])
                 states.append(h[0, first:])
-            return torch.stack([self.model.lm_head(s).double() for s in states]).numpy()
+            logits = torch.stack([self.model.lm_head(s).double() for s in states])
+            return (torch.tanh(logits / self.cap) * self.cap if self.cap else logits).numpy()
 
     def select(self, ids, first, window, shift=0, candidates=None, fixed=None):
         """Per row from ``first``: selected logits, depth, smallest decisive entropy gap, top-2 margin."""

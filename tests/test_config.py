@@ -219,6 +219,8 @@ def test_misspelt_keys_are_refused_and_the_nearest_is_named(key, meant):
         "enable-multi-layer-entropy-selection",
         "ENABLE_MULTI_LAYER_ENTROPY_SELECTION",
         "enable_multilayer_entropy_selection",
+        "enable_multi_layer_entropy",
+        "enable_multi_layer",
     ],
 )
 def test_a_misspelt_switch_is_an_error_although_the_switch_is_off(key):

@@ -80,13 +80,6 @@ def test_a_shard_without_columns_or_without_finite_logits_weighs_nothing():
     close(sharded(logits, [0, 0]), logits)
 
 
-def test_combination_is_the_same_on_every_rank():
-    """Ranks combine the gathered statistics in rank order: the same bits, whatever the scale."""
-    logits = torch.randn(64, 1003) * 30
-    stats = torch.stack([shard_statistics(part) for part in logits.tensor_split(8, 1)])
-    assert torch.equal(combine_statistics(stats), combine_statistics(stats.clone()))
-
-
 @pytest.mark.parametrize("layout", ["transposed", "strided", "sliced"])
 def test_non_contiguous(layout):
     base = torch.randn(64, 64)
@@ -108,9 +101,12 @@ def test_no_rows():
     assert entropy(torch.empty(0, 100)).shape == (0,)
 
 
-def test_row_does_not_depend_on_its_neighbours():
-    logits = torch.randn(100, 20_000)  # more than one block
-    assert torch.equal(entropy(logits)[37:38], entropy(logits[37:38]))
+@pytest.mark.parametrize("columns", [500, 20_000, 32_768, 49_152, 151_936])
+def test_row_does_not_depend_on_its_neighbours(columns):
+    logits = torch.randn(30, columns)
+    whole = entropy(logits)
+    for rows in (slice(3, 4), slice(0, 7), slice(23, 30), slice(1, 24)):
+        assert torch.equal(whole[rows], entropy(logits[rows]))
 
 
 def test_far_logits_do_not_overflow():

@@ -18,6 +18,15 @@ BASE = {
     "pad_token_id": 0,
     "tie_word_embeddings": False,
 }
+# Normalised embeddings, attention and final soft caps, tied head, sliding and full attention in turn.
+GEMMA = {
+    **BASE,
+    "tie_word_embeddings": True,
+    "head_dim": 32,
+    "query_pre_attn_scalar": 32,
+    "sliding_window": 16,
+    "final_logit_softcapping": 3.0,
+}
 CONFIGS = {
     "LlamaForCausalLM": ("LlamaConfig", {**BASE, "head_dim": 32}),
     "LlamaForCausalLM-tied": ("LlamaConfig", {**BASE, "head_dim": 32, "tie_word_embeddings": True}),
@@ -25,10 +34,34 @@ CONFIGS = {
     "MistralForCausalLM": ("MistralConfig", {**BASE, "head_dim": 32, "sliding_window": None}),
     "Qwen2ForCausalLM": ("Qwen2Config", BASE),
     "Qwen3ForCausalLM": ("Qwen3Config", {**BASE, "head_dim": 32}),
-    # No capture in vLLM; norms and scales elsewhere: both must be refused, by name.
+    # No capture in vLLM: ours (families.py).
     "MixtralForCausalLM": (
         "MixtralConfig",
         {**BASE, "head_dim": 32, "num_local_experts": 4, "num_experts_per_tok": 2, "sliding_window": None},
+    ),
+    "Qwen2MoeForCausalLM": (
+        "Qwen2MoeConfig",
+        {
+            **BASE,
+            "num_experts": 4,
+            "num_experts_per_tok": 2,
+            "moe_intermediate_size": 64,
+            "shared_expert_intermediate_size": 64,
+        },
+    ),
+    "Gemma2ForCausalLM": ("Gemma2Config", GEMMA),
+    "Gemma3ForCausalLM": ("Gemma3TextConfig", {**GEMMA, "layer_types": ["sliding_attention", "full_attention"] * 3}),
+    "GPT2LMHeadModel": (
+        "GPT2Config",
+        {
+            "vocab_size": VOCAB,
+            "n_embd": 128,
+            "n_layer": 6,
+            "n_head": 4,
+            "n_positions": 512,
+            "bos_token_id": 1,
+            "eos_token_id": 2,
+        },
     ),
     "Phi3ForCausalLM": ("Phi3Config", {**BASE}),
 }

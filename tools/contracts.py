@@ -13,16 +13,18 @@ import importlib.util
 import subprocess
 import sys
 import tempfile
+import textwrap
 import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 
 from confident_decoding.plugin.compat import SUPPORTED
 from confident_decoding.plugin.contracts import CONTRACTS, Contract
+from confident_decoding.plugin.families import KNOWN_FORWARDS, WITHOUT_CAPTURE, hash_tokens
 from demo.checkpoint import cache_dir
 
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (35, 34, 31, 28, 17)] + ["manylinux2014_x86_64", "manylinux1_x86_64"]
-FILES = sorted({contract.module.replace(".", "/") + ".py" for contract in CONTRACTS})
+FILES = sorted({name.replace(".", "/") + ".py" for name in [*(c.module for c in CONTRACTS), *WITHOUT_CAPTURE]})
 
 
 def releases() -> list[str]:
@@ -106,6 +108,18 @@ def problems(contract: Contract, root: Path) -> Iterator[str]:
             yield f"{where} does not use {sorted(missing)}"
 
 
+def unknown_forwards(root: Path) -> Iterator[str]:
+    """Replaced forwards whose text is not one that we know."""
+    for module, name in WITHOUT_CAPTURE.items():
+        source = (root / (module.replace(".", "/") + ".py")).read_text()
+        forward = _child(_child(ast.parse(source), name), "forward")
+        assert isinstance(forward, ast.FunctionDef), f"{module}.{name}.forward"
+        lines = source.splitlines()[forward.lineno - 1 : forward.end_lineno]
+        found = hash_tokens(textwrap.dedent("\n".join(lines)) + "\n")
+        if found not in KNOWN_FORWARDS[name]:
+            yield f"{module}.{name}.forward has the unknown source hash {found}"
+
+
 def _child(node: ast.AST | None, name: str) -> ast.AST | None:
     for child in getattr(node, "body", ()):
         if isinstance(child, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and child.name == name:
@@ -131,8 +145,12 @@ def _attributes(node: ast.AST) -> Iterator[str]:
 
 def check(name: str, root: Path) -> bool:
     """Print the verdict of one source tree."""
-    found = [problem for contract in CONTRACTS for problem in problems(contract, root)]
-    print(f"{name}: {len(CONTRACTS)} contracts, " + ("all kept" if not found else f"{len(found)} broken"), flush=True)
+    found = [problem for contract in CONTRACTS for problem in problems(contract, root)] + list(unknown_forwards(root))
+    print(
+        f"{name}: {len(CONTRACTS)} contracts and {len(WITHOUT_CAPTURE)} forwards, "
+        + ("all kept" if not found else f"{len(found)} broken"),
+        flush=True,
+    )
     for problem in found:
         print("   ", problem)
     return not found

@@ -9,7 +9,7 @@ want="$(cat requirements/cpu.txt requirements/vllm-cpu-name/pyproject.toml pypro
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then exit 0; fi
 
 fail() { printf '\n%s\n' "$@" >&2; exit 1; }
-command -v "$python" > /dev/null || fail "There is no '$python'. Install Python 3.11 or newer, or name one: make $1 PYTHON=python3.12"
+command -v "$python" > /dev/null || fail "There is no '$python'. Install Python 3.11 or newer, or name one: make demo PYTHON=python3.12"
 "$python" -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
   || fail "$("$python" --version) is too old: Python 3.11 or newer is needed. Name another one: PYTHON=python3.12"
 [ "$(uname -s) $(uname -m)" = "Linux x86_64" ] \

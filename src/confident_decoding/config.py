@@ -24,7 +24,8 @@ VALID_METHODS = (
 )
 _METHOD = re.compile(r"(?P<family>trough|last)(?:-(?P<side>[mp])(?P<k>[1-9][0-9]{0,5}))?")
 _LOOKALIKE = 0.85  # difflib ratio from which an unknown key counts as a misspelling of one of ours
-_OWN_PREFIXES = ("trough", "enablemultilayer")
+_SWITCH_PREFIX = "enablemultilayer"
+_OWN_PREFIXES = ("trough", _SWITCH_PREFIX)
 
 
 class ConfigError(ValueError):
@@ -226,7 +227,7 @@ def _misspelt(key: str, ours: tuple[str, ...], namespace: bool) -> str | None:
     text = _squash(key)
     if text in squashed:
         return squashed[text]
-    claimed = namespace and text.startswith(_OWN_PREFIXES)
+    claimed = text.startswith(_OWN_PREFIXES if namespace else _SWITCH_PREFIX)
     nearest = difflib.get_close_matches(text, squashed, n=1, cutoff=0.0 if claimed else _LOOKALIKE)
     return squashed[nearest[0]] if nearest else None
 

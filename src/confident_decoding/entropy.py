@@ -8,9 +8,12 @@ of every kernel that computes the same.
 import torch
 from torch import Tensor
 
+_WIDE = 1 << 15
+"""Columns from which a CPU takes one row at a time: torch sums a wide row differently when it comes
+with few others, and a row's entropy must not depend on its neighbours."""
 _BLOCK_ELEMENTS = 1 << 20
-"""fp32 elements per pass: the temporaries stay in a CPU's cache and small on a GPU."""
 _GPU_BLOCK_ELEMENTS = 1 << 25
+"""fp32 elements per pass: the temporaries stay in a CPU's cache and small on a GPU."""
 _LOWEST = -1e4  # stands for -inf: e^-1e4 is 0 in fp32, and -1e4 * 0 is 0 where -inf * 0 is NaN
 
 
@@ -31,8 +34,10 @@ def shard_statistics(logits: Tensor) -> Tensor:
         stats[:, 0] = -torch.inf
         stats[:, 1:] = 0
         return stats
-    limit = _BLOCK_ELEMENTS if logits.device.type == "cpu" else _GPU_BLOCK_ELEMENTS
-    block = max(1, limit // columns)
+    if logits.device.type == "cpu":
+        block = 1 if columns >= _WIDE else _BLOCK_ELEMENTS // columns
+    else:
+        block = max(1, _GPU_BLOCK_ELEMENTS // columns)
     for start in range(0, rows, block):
         _block_statistics(logits[start : start + block], stats[start : start + block])
     return stats

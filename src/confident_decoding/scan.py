@@ -6,7 +6,7 @@ output head, and the entropy of the head's logits.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -70,44 +70,54 @@ def select(
         draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``.
         with_final_entropies: Also return ``final_entropies`` where a fixed layer needs none.
     """
-    if plan.fixed_depth is not None:
-        return _select_fixed(packed, plan, head, draws, with_final_entropies)
-    n, (rows, width) = len(plan.depths), packed.shape
+    n, rows = len(plan.depths), len(packed)
     if n == 1:
         logits = head.project(packed.contiguous())
         depths = torch.zeros(rows, dtype=torch.int64, device=packed.device)
-        entropies = head.entropies(logits) if with_final_entropies else None
-        return Selection(logits, depths, entropies)
+        return Selection(logits, depths, head.entropies(logits) if with_final_entropies else None)
     # p=0 is the regression setting: the scan runs, and the logits are those of the stock call.
-    stock = head.project(packed[:, : width // n].contiguous()) if plan.p == 0 else None
+    stock = head.project(packed[:, : packed.shape[1] // n].contiguous()) if plan.p == 0 else None
     chunk = max(1, CHUNK_ELEMENTS // (n * max(1, head.columns)))
+
+    def part(rows: slice) -> Selection:
+        some_draws = None if draws is None else draws[rows]
+        if plan.fixed_depth is not None:
+            return _fixed(packed[rows], plan, head, some_draws, with_final_entropies)
+        return _scan(packed[rows], plan, head, some_draws)
+
     if rows <= chunk:
-        logits, depths, entropies = _scan(packed, plan, head, draws)
-        return Selection(logits if stock is None else stock, depths, entropies[0], entropies)
-    all_depths, all_entropies = [], []
-    result = stock
+        whole = part(slice(None))
+        return whole if stock is None else replace(whole, logits=stock)
+    result, parts = stock, []
     for start in range(0, rows, chunk):
-        part = slice(start, start + chunk)
-        logits, depths, entropies = _scan(packed[part], plan, head, None if draws is None else draws[part])
+        selected = part(slice(start, start + chunk))
         if stock is None:
             if result is None:
-                result = logits.new_empty(rows, logits.shape[1])
-            result[part] = logits
-        all_depths.append(depths)
-        all_entropies.append(entropies)
+                result = selected.logits.new_empty(rows, selected.logits.shape[1])
+            result[start : start + chunk] = selected.logits
+        parts.append(replace(selected, logits=selected.logits[:0]))
     assert result is not None
-    entropies = torch.cat(all_entropies, 1)
-    return Selection(result, torch.cat(all_depths), entropies[0], entropies)
+    return Selection(
+        result,
+        torch.cat([p.depths for p in parts]),
+        _join([p.final_entropies for p in parts]),
+        _join([p.entropies for p in parts]),
+    )
 
 
-def _scan(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-    """One projection of all candidates: logits ``[b, V/tp]``, depths ``[b]``, entropies ``[n, b]``."""
+def _join(pieces: list[Tensor | None]) -> Tensor | None:
+    known = [piece for piece in pieces if piece is not None]
+    return torch.cat(known, -1) if known else None
+
+
+def _scan(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None) -> Selection:
+    """Project all candidates at once, find the trough, take its logits."""
     logits = head.project(candidate_states(packed, len(plan.depths), head.norm))
     entropies = head.entropies(logits).view(len(plan.depths), -1)
     depths = shift_depths(scan_depths(entropies, plan.window), plan.shift, plan.candidates)
     depths = _mix(depths, plan.p, draws)
     rows = torch.arange(len(depths), device=depths.device)
-    return logits[depths * len(depths) + rows], depths, entropies
+    return Selection(logits[depths * len(depths) + rows], depths, entropies[0], entropies)
 
 
 def candidate_states(packed: Tensor, n: int, norm: Callable[[Tensor], Tensor]) -> Tensor:
@@ -119,20 +129,18 @@ def candidate_states(packed: Tensor, n: int, norm: Callable[[Tensor], Tensor]) -
     return torch.cat([by_depth[0], norm(raw)])
 
 
-def _select_fixed(
+def _fixed(
     packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None, with_final_entropies: bool
 ) -> Selection:
     """``last-mK``: projects that layer, and the final one only where it can be returned or is logged."""
     rows, hidden = len(packed), packed.shape[1] // 2
-    final = head.project(packed[:, :hidden].contiguous()) if plan.p < 1 or with_final_entropies else None
+    mixes = 0 < plan.p < 1
+    final = head.project(packed[:, :hidden].contiguous()) if mixes or with_final_entropies else None
     entropies = head.entropies(final) if with_final_entropies and final is not None else None
     assert plan.fixed_depth is not None
-    depths = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device)
-    depths = _mix(depths, plan.p, draws)
-    if plan.p == 0 and final is not None:
-        return Selection(final, depths, entropies)
+    depths = _mix(torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device), plan.p, draws)
     logits = head.project(head.norm(packed[:, hidden:].contiguous()))
-    if plan.p < 1 and final is not None:
+    if mixes and final is not None:
         logits = torch.where((depths == 0)[:, None], final, logits)
     return Selection(logits, depths, entropies)
 

@@ -1,3 +1,10 @@
 """Names of the architectures in odd_models.py, importable without vLLM."""
 
-ODD = ("RescaledForCausalLM", "CappedOutsideForCausalLM", "ForgetfulForCausalLM", "LyingForCausalLM")
+ODD = (
+    "RescaledForCausalLM",
+    "RescaledForwardForCausalLM",
+    "TwoNormsForCausalLM",
+    "CappedOutsideForCausalLM",
+    "ForgetfulForCausalLM",
+    "LyingForCausalLM",
+)

@@ -5,7 +5,7 @@ import importlib
 
 import pytest
 
-from confident_decoding.plugin import contracts
+from confident_decoding.plugin import contracts, families
 from confident_decoding.plugin.contracts import CONTRACTS, Contract
 from tools import contracts as tool
 
@@ -37,6 +37,18 @@ def test_the_runtime_check_agrees(contract):
 def test_a_breach_is_named(contract, says):
     (problem,) = tool.problems(contract, tool.installed())
     assert says in problem
+
+
+def test_installed_forwards_are_known():
+    assert list(tool.unknown_forwards(tool.installed())) == []
+
+
+def test_a_changed_forward_is_seen():
+    known = "def forward(self, x):\n    # why\n    return self.norm(x,)\n"
+    assert families.hash_tokens(known) == families.hash_tokens(
+        "def forward(self, x):\n\n    return self.norm(\n        x\n    )\n"
+    )
+    assert families.hash_tokens(known) != families.hash_tokens(known.replace("norm(x", "norm(2 * x"))
 
 
 def test_all_supported_releases_are_checked():

@@ -199,6 +199,7 @@ def test_loaders_that_override_are_wrapped_too_present_and_future():
         ("1.0.0", False, True),
         ("dev", False, True),
         ("0.0.0", False, True),
+        ("0.1.dev1+gabc123", False, True),
     ],
 )
 def test_versions(version, refused, warned):
@@ -248,15 +249,16 @@ def test_speculation_without_hidden_states_is_allowed(method):
 
 
 def test_rows_are_told_by_the_callers_name():
-    def caller_of(kind, serving):
+    def caller_of(kind, serving, file="somewhere.py"):
         namespace = {"classify": rows.classify, "sys": sys}
-        exec(f"def {kind}(serving): return classify(sys._getframe(0), serving)", namespace)
+        exec(compile(f"def {kind}(serving): return classify(sys._getframe(0), serving)", file, "exec"), namespace)
         return namespace[kind]
 
     assert caller_of("execute_model", True)(True) == "sampled"
     assert caller_of("sample", True)(True) == "sampled"
     assert caller_of("_dummy_sampler_run", True)(True) == "warmup"
     assert caller_of("_get_prompt_logprobs_dict", True)(True) == "prompt"
+    assert caller_of("chunks", True, "vllm/v1/worker/gpu/sample/prompt_logprob.py")(True) == "prompt"
 
     # vLLM's warm-up runs whole steps through execute_model: told by a caller further up, until serving.
     def compile_or_warm_up_model(serving):

@@ -56,6 +56,7 @@ def test_tokens_are_the_oracles(name, outputs, oracle, prompts, record_property)
         if tie:
             ties.append((question, tie))
     print(f"{name}: {PROMPTS - len(ties)}/{PROMPTS} equal; near ties: {ties}")
+    assert len(ties) <= 1
 
 
 def test_the_settings_differ(outputs):

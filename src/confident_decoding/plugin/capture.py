@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import nn
 
-from confident_decoding.config import ConfigError, SelectionPlan
+from confident_decoding.config import SelectionPlan
+from confident_decoding.plugin.proof import refusal
 
 _CAPTURES = {"_maybe_add_hidden_state", "aux_hidden_state_layers"}
 
@@ -38,12 +39,12 @@ def forward_captures(cls: type) -> bool:
         forward = owner.__dict__.get("forward")
         if forward is None:
             continue
-        code = getattr(inspect.unwrap(forward), "__code__", None)
-        if code is None:
-            return False
-        if _CAPTURES & set(code.co_names):
+        names: set[str] = set()
+        for function in (forward, inspect.unwrap(forward)):
+            names.update(getattr(getattr(function, "__code__", None), "co_names", ()))
+        if _CAPTURES & names:
             return True
-        if "super" not in code.co_names:
+        if "super" not in names:
             return False
     return False
 
@@ -58,24 +59,16 @@ def switch_on_capture(top: nn.Module, plan: SelectionPlan) -> nn.Module:
         ConfigError: The architecture cannot capture, or has no final norm or layer list that we
             can rely on.
     """
-    inner, name = inner_model(top), type(top).__name__
+    inner = inner_model(top)
     norm, layers = getattr(inner, "norm", None), getattr(inner, "layers", None)
     if not forward_captures(type(inner)) or not hasattr(inner, "aux_hidden_state_layers"):
-        raise ConfigError(
-            f"confident-decoding cannot run {name}: its inner model {type(inner).__name__} does not capture "
-            "intermediate states in this vLLM. Serve it with enable_multi_layer_entropy_selection=false."
-        )
+        raise refusal(top, f"its inner model {type(inner).__name__} does not capture intermediate states in this vLLM")
     if not isinstance(norm, nn.Module) or not isinstance(layers, nn.ModuleList) or len(layers) != plan.num_layers:
-        raise ConfigError(
-            f"confident-decoding cannot run {name}: {type(inner).__name__} has no final `norm` and "
-            f"{plan.num_layers} `layers` where they are expected. Serve it with "
-            "enable_multi_layer_entropy_selection=false."
+        raise refusal(
+            top, f"{type(inner).__name__} has no final `norm` and {plan.num_layers} `layers` where they are expected"
         )
     if inner.aux_hidden_state_layers:
-        raise ConfigError(
-            f"confident-decoding cannot run {name}: its layers {inner.aux_hidden_state_layers} are captured for "
-            "another feature already."
-        )
+        raise refusal(top, f"its layers {inner.aux_hidden_state_layers} are captured for another feature already")
     indices = tuple(plan.num_layers - d for d in reversed(plan.depths) if d)
     set_layers: Any = getattr(inner, "_set_aux_hidden_state_layers", None)
     if set_layers is not None:

@@ -18,7 +18,7 @@ def version_problem(version: str) -> tuple[str | None, str | None]:
     low, high = (".".join(map(str, v)) for v in SUPPORTED)
     match = re.match(r"(\d+)\.(\d+)", version)
     found = (int(match[1]), int(match[2])) if match else None
-    if found is None or (found < (0, 1)):
+    if found is None or found <= (0, 1):  # a checkout without tags calls itself 0.1.dev...
         return None, f"vLLM {version} is not a release; tested are {low} to {high}."
     if found < SUPPORTED[0]:
         return (

@@ -60,6 +60,9 @@ CONTRACTS: tuple[Contract, ...] = (
     Contract("vllm.distributed.communication_op", "tensor_model_parallel_all_gather", ("input_", "dim")),
     Contract("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank", ()),
     Contract("vllm.config.vllm", "VllmConfig.use_v2_model_runner", ()),
+    Contract("vllm.config.vllm", "VllmConfig.compute_hash", (), mentions=("additional_config",)),
+    Contract("vllm.config.model", "ModelConfig.get_hidden_size", ()),
+    Contract("vllm.v1.kv_cache_interface", "AttentionSpec"),
     Contract("vllm.config.model", "ModelConfig.get_total_num_hidden_layers", ()),
     Contract("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._dummy_sampler_run", mentions=("compute_logits",)),
     Contract(

@@ -13,8 +13,10 @@ def kv_bytes_per_token(vllm_config: Any) -> int:
     (``v1/worker/gpu_model_runner.py``, ``get_kv_cache_spec``); layers with a constant-size state
     (Mamba, gated delta nets) have no cost per token.
     """
-    from vllm.v1.kv_cache_interface import AttentionSpec
-
+    try:
+        from vllm.v1.kv_cache_interface import AttentionSpec
+    except ImportError:
+        return 0
     total = 0
     for layer in vllm_config.compilation_config.static_forward_context.values():
         get_spec = getattr(layer, "get_kv_cache_spec", None)

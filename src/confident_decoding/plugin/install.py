@@ -1,19 +1,19 @@
-"""Install the hooks on a loaded model, after proving that its logits are what we model."""
+"""Install the hooks on a loaded model, after proving that it is what we model."""
 
 import logging
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from torch import nn
 
 import confident_decoding
 from confident_decoding import stats
-from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
-from confident_decoding.plugin.capture import language_model, switch_on_capture
+from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
+from confident_decoding.plugin.capture import inner_model, language_model, switch_on_capture
 from confident_decoding.plugin.compat import version_problem
 from confident_decoding.plugin.cost import kv_bytes_per_token
-from confident_decoding.plugin.head import COUNTERS, SelectingHead, sampled_distribution
+from confident_decoding.plugin.head import COUNTERS, SelectingHead
 from confident_decoding.plugin.pack import swap_class
+from confident_decoding.plugin.proof import prove_capture, prove_logits, prove_passing, refusal
 
 logger = logging.getLogger("vllm.confident_decoding")
 
@@ -42,7 +42,10 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
         reports=reports,
     )
     processor._apply_head = head
-    prove_logits(model, processor, head, hidden, model_config.dtype)
+    inner = inner_model(model)
+    prove_capture(model, inner, norm, plan, hidden=hidden, dtype=model_config.dtype)
+    prove_passing(model, inner, plan, hidden=hidden, dtype=model_config.dtype)
+    prove_logits(model, processor, head, hidden=hidden, dtype=model_config.dtype)
     device = next(model.parameters()).device
     # A buffer, because sleep level 2 discards plain allocations; not persistent: it is no weight.
     processor.register_buffer(COUNTERS, stats.new_counters(device), persistent=False)
@@ -61,58 +64,8 @@ def find_logits_processor(model: nn.Module) -> Any:
 
     processor = getattr(language_model(model), "logits_processor", None) or getattr(model, "logits_processor", None)
     if not isinstance(processor, LogitsProcessor) or processor.logits_as_input:
-        raise ConfigError(
-            f"confident-decoding cannot run {type(model).__name__}: it has no LogitsProcessor that applies an output "
-            "head. Serve it with enable_multi_layer_entropy_selection=false."
-        )
+        raise refusal(model, "it has no LogitsProcessor that applies an output head")
     return processor
-
-
-class _Recorder:
-    """Passes head calls on and remembers their arguments."""
-
-    def __init__(self, head: SelectingHead) -> None:
-        self.head = head
-        self.calls: list[tuple[Any, Tensor | None]] = []
-
-    def __call__(self, lm_head: Any, hidden_states: Tensor, embedding_bias: Tensor | None) -> Tensor:
-        self.calls.append((lm_head, embedding_bias))
-        return self.head(lm_head, hidden_states, embedding_bias)
-
-
-@torch.inference_mode()
-def prove_logits(model: Any, processor: Any, head: SelectingHead, hidden: int, dtype: torch.dtype) -> None:
-    """Check on two rows that stock logits equal head, gather, trim, cap and scale, as we model them.
-
-    Models that rescale after the norm, cap elsewhere or norm inside ``compute_logits`` fail here.
-
-    Raises:
-        ConfigError: They differ, or the head is not called once with plain rows.
-    """
-    device = next(model.parameters()).device
-    generator = torch.Generator("cpu").manual_seed(0)
-    states = torch.randn(2, hidden, generator=generator).to(device, dtype)
-    recorder = _Recorder(head)
-    processor._apply_head = recorder
-    try:
-        expected = model.compute_logits(states)
-    finally:
-        processor._apply_head = head
-    if len(recorder.calls) == 1 and head.stock_calls == 1:
-        lm_head, bias = recorder.calls[0]
-        modelled = head(lm_head, states, bias)
-        if lm_head.tp_size > 1:
-            from vllm.distributed import tensor_model_parallel_all_gather
-
-            modelled = tensor_model_parallel_all_gather(modelled)
-        modelled = sampled_distribution(processor, modelled[..., : processor.org_vocab_size])
-        if expected is not None and expected.shape == modelled.shape and torch.equal(expected, modelled):
-            return
-    raise ConfigError(
-        f"confident-decoding cannot run {type(model).__name__}: its compute_logits is not a plain output head (with "
-        "soft cap and scale) on the normed final state, so the candidates' logits cannot be computed faithfully. "
-        "Serve it with enable_multi_layer_entropy_selection=false."
-    )
 
 
 def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan, hidden: int) -> None:

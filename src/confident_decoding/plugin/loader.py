@@ -5,7 +5,6 @@ switch on) and, if so, marks the compile cache before and installs the other hoo
 """
 
 import functools
-import inspect
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -13,6 +12,7 @@ from types import ModuleType
 from typing import Any
 
 from confident_decoding.plugin import contracts, front_end
+from confident_decoding.plugin.families import add_missing_captures
 from confident_decoding.plugin.fingerprint import mark_compile_cache
 from confident_decoding.plugin.install import install
 
@@ -62,11 +62,14 @@ def _wrap(cls: type) -> None:
 
 
 def _load(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    bound = inspect.signature(original).bind(*args, **kwargs).arguments
-    vllm_config, model_config = bound["vllm_config"], bound["model_config"]
+    # The base class's order; loaders of other make may take *args and **kwargs.
+    vllm_config, model_config = (
+        kwargs.get(name, args[place] if len(args) > place else None)
+        for place, name in enumerate(contracts.LOADER.parameters or ())
+    )
     # Drafters load through here too, with a model configuration of their own; and a loader that
     # calls super().load_model must not install twice.
-    if _loading.get() or model_config is not vllm_config.model_config:
+    if _loading.get() or vllm_config is None or model_config is not vllm_config.model_config:
         return original(*args, **kwargs)
     # The front end has checked this already, unless it runs where our hook could not be placed.
     validated = front_end.validate(vllm_config)
@@ -76,6 +79,7 @@ def _load(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         _warn_pipeline(vllm_config.parallel_config.pipeline_parallel_size)
         return original(*args, **kwargs)
+    add_missing_captures()
     mark_compile_cache(vllm_config, plan)
     token = _loading.set(True)
     try:
