@@ -30,6 +30,7 @@ def results(run_engines, tiny):
     scored = [{"prompts": PROMPTS, "sampling": greedy(20, prompt_logprobs=0)}]
     seeded = [{"prompts": PROMPTS, "sampling": {**SAMPLED, "seed": 5}}]
     unseeded = [{"prompts": PROMPTS, "sampling": SAMPLED}]
+    top5 = [{"prompts": PROMPTS, "sampling": greedy(8, logprobs=5)}]
     jobs = {
         "every step": (on(trough_log_interval=1), scored, {}),
         "every third": (on(trough_log_interval=3), scored, {}),
@@ -40,6 +41,12 @@ def results(run_engines, tiny):
         "p zero": (on(p=0.0, trough_log_interval=1), CALL, {}),
         "p one": (on(), CALL, {}),
         "off": ({}, CALL, {}),
+        "raw logits": (
+            on(),
+            [{"prompts": PROMPTS, "sampling": greedy(8, logprobs=5)}],
+            {"logprobs_mode": "raw_logits"},
+        ),
+        "processed": (on(), top5, {"logprobs_mode": "processed_logprobs"}),
         "one candidate": (on(trough_max_backtrack_layers=0, trough_log_interval=1), CALL, {}),
         "ngram": (
             on(trough_log_interval=1),
@@ -176,6 +183,22 @@ def test_stock_samplings_random_stream_is_not_shifted(results):
     assert off[0] != off[1]
     for name in ("sampled, p zero", "sampled, mixing"):
         assert [call["tokens"] for call in results[name]["calls"]] == off
+
+
+@pytest.mark.parametrize("mode", ["raw logits", "processed"])
+def test_logprobs_describe_the_selected_layer_in_other_modes_too(mode, results, tiny):
+    oracle = TransformersOracle(tiny("LlamaForCausalLM"), torch.float32)
+    call, depths = results[mode]["calls"][0], set()
+    for prompt, (generated,), (scores,) in zip(PROMPTS, call["tokens"], call["logprobs"], strict=True):
+        rows = oracle.select([*prompt, *generated[:-1]], len(prompt) - 1, window=5)
+        for (logits, depth, gap, _), found in zip(rows, scores, strict=True):
+            expected = torch.tensor(logits)
+            if mode == "processed":  # greedy: the processed distribution is the selected layer's
+                expected = expected.log_softmax(-1)
+            depths.add(depth)
+            for token, score in found:
+                assert gap < 1e-4 or score == pytest.approx(expected[token].item(), abs=2e-4)
+    assert len(depths) > 2
 
 
 def test_ngram_speculation_changes_no_token_and_selects_every_row(results):

@@ -1,9 +1,12 @@
 """The real multi-process ``vllm serve``: configuration errors, the armed line, statistics."""
 
+import contextlib
 import os
 import re
 import subprocess
+import uuid
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 from conftest import ENGINE_ENV, on
@@ -61,16 +64,35 @@ def test_a_bad_configuration_stops_the_start_before_weights_load(config, parts, 
     assert len(re.findall(r"^confident_decoding\.config\.ConfigError: confident-decoding", output, re.M)) == 1
 
 
+def processes_with(variable):
+    """Ids of all processes with this ``NAME=value`` in their environment."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/environ"):
+        with contextlib.suppress(OSError):
+            if variable.encode() in path.read_bytes():
+                found.append(int(path.parent.name))
+    return found
+
+
 @pytest.fixture(scope="module")
 def one_worker(smollm2, tmp_path_factory):
     """Answers and log of one server on one worker, statistics at every second step."""
     log = tmp_path_factory.mktemp("server") / "log.txt"
     texts = ["The sea is", "Gravity means that", "My favourite food"]
-    with running(smollm2, log, on(trough_log_interval=2), *SMALL, env=SERVER_ENV) as url:
+    mark = f"CONFIDENT_DECODING_TEST={uuid.uuid4()}"
+    env = {**SERVER_ENV, **dict([mark.split("=")])}
+    with running(smollm2, log, on(trough_log_interval=2), *SMALL, env=env) as url:
+        during = processes_with(mark)
         alone = [complete(url, text) for text in texts]
         with ThreadPoolExecutor(3) as pool:
             together = list(pool.map(lambda text: complete(url, text), texts))
-    return {"alone": alone, "together": together, "log": log.read_text()}
+    return {
+        "alone": alone,
+        "together": together,
+        "log": log.read_text(),
+        "during": during,
+        "after": processes_with(mark),
+    }
 
 
 def test_armed_once_from_a_worker_process(one_worker):
@@ -89,3 +111,8 @@ def test_lines_come_at_the_interval_and_once(one_worker):
 def test_together_is_as_alone(one_worker):
     """A row's selection does not depend on its neighbours (float32, greedy)."""
     assert one_worker["together"] == one_worker["alone"]
+
+
+def test_every_process_of_the_server_is_stopped(one_worker):
+    assert len(one_worker["during"]) >= 3, "front end, engine core, worker"
+    assert one_worker["after"] == []
