@@ -4,30 +4,39 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+import confident_decoding
 from confident_decoding.config import ConfigError
 
 SUPPORTED = ((0, 26), (0, 33))
 """First and last vLLM release that the contracts are checked against."""
 
+RANGE = " to ".join(".".join(map(str, version)) for version in SUPPORTED)
+
 SPECULATION = ("ngram", "ngram_gpu", "suffix")
 """Speculative methods whose proposals need no hidden state of the target model."""
 
 
+def versions() -> str:
+    """The versions that an error message ends with."""
+    import vllm
+
+    return f"vLLM {vllm.__version__}, confident-decoding {confident_decoding.__version__}, supported vLLM {RANGE}"
+
+
 def version_problem(version: str) -> tuple[str | None, str | None]:
     """Judge a vLLM version: ``(refusal, warning)``, at most one of them set."""
-    low, high = (".".join(map(str, v)) for v in SUPPORTED)
     match = re.match(r"(\d+)\.(\d+)", version)
     found = (int(match[1]), int(match[2])) if match else None
     if found is None or found <= (0, 1):  # a checkout without tags calls itself 0.1.dev...
-        return None, f"vLLM {version} is not a release; tested are {low} to {high}."
+        return None, f"vLLM {version} is not a release; tested are {RANGE}."
     if found < SUPPORTED[0]:
         return (
-            f"vLLM {version} is older than the oldest supported release. Supported: {low} to {high}. "
+            f"vLLM {version} is older than the oldest supported release. Supported: {RANGE}. "
             f"Upgrade vLLM, or set enable_multi_layer_entropy_selection to false.",
             None,
         )
     if found > SUPPORTED[1]:
-        return None, f"vLLM {version} is newer than the newest tested release ({high}); each hook is checked first."
+        return None, f"vLLM {version} is newer than the newest tested release ({RANGE}); each hook is checked first."
     return None, None
 
 

@@ -59,16 +59,5 @@ def validate(vllm_config: Any) -> tuple[ConfidentDecodingConfig, SelectionPlan] 
     compat.refuse_unsupported(vllm_config)
     for contract in (contracts.LOADER, contracts.HEAD):
         if problem := contracts.check_live(contract, importlib.import_module(contract.module)):
-            raise ConfigError(f"confident-decoding cannot hook this vLLM: {problem}. {_versions()}")
+            raise ConfigError(f"confident-decoding cannot hook this vLLM: {problem}. ({compat.versions()})")
     return config, plan
-
-
-def _versions() -> str:
-    import vllm
-
-    import confident_decoding
-
-    low, high = (".".join(map(str, v)) for v in compat.SUPPORTED)
-    return (
-        f"vLLM {vllm.__version__}, confident-decoding {confident_decoding.__version__}, supported vLLM {low} to {high}."
-    )

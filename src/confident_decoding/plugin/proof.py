@@ -16,7 +16,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-import confident_decoding
 from confident_decoding.config import ConfigError, SelectionPlan
 from confident_decoding.plugin import compat
 from confident_decoding.plugin.head import SelectingHead, sampled_distribution
@@ -27,13 +26,9 @@ _FAILURES = (AttributeError, TypeError, ValueError, RuntimeError, AssertionError
 
 def refusal(model: nn.Module, why: str) -> ConfigError:
     """The error that names the architecture, the reason, the remedy and the versions."""
-    import vllm
-
-    low, high = (".".join(map(str, v)) for v in compat.SUPPORTED)
     return ConfigError(
         f"confident-decoding cannot run {type(model).__name__}: {why}. Serve it with "
-        f"enable_multi_layer_entropy_selection=false. (vLLM {vllm.__version__}, confident-decoding "
-        f"{confident_decoding.__version__}, supported vLLM {low} to {high}.)"
+        f"enable_multi_layer_entropy_selection=false. ({compat.versions()})"
     )
 
 
