@@ -1,6 +1,7 @@
 """Dense scan on a small model of our own: packed rows in, the right layer's own logits out."""
 
 import math
+import weakref
 
 import numpy as np
 import oracle
@@ -117,6 +118,27 @@ def test_peak_does_not_grow_with_the_candidates(monkeypatch):
         model, plan = ToyModel(), plan_of(trough_max_backtrack_layers=k)
         select(model.packed(200, plan.depths), plan, model.head)
         assert max(model.projected) <= 40
+
+
+@pytest.mark.parametrize("keys", [{}, {"select_method": "last-m4"}], ids=str)
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_a_chunks_logits_are_released_before_the_next(keys, p, monkeypatch):
+    """Beyond the result and one chunk's own projections, no logits are alive."""
+    monkeypatch.setattr(scan, "CHUNK_ELEMENTS", 4 * 10 * V)
+    model, plan = ToyModel(), plan_of(p=p, **keys)
+    alive, most = [], 0
+
+    def project(states):
+        nonlocal most
+        logits = model.project(states)
+        alive.append(weakref.ref(logits))
+        most = max(most, sum(ref() is not None for ref in alive))
+        return logits
+
+    head = ModelHead(model.norm, project, entropy, V)
+    select(model.packed(100, plan.depths), plan, head, torch.rand(100, dtype=torch.float64), True)
+    assert len(alive) > 5
+    assert most <= 3
 
 
 @pytest.mark.parametrize("keys", PLANS, ids=str)

@@ -88,21 +88,22 @@ def select(
     if rows <= chunk:
         whole = part(slice(None))
         return whole if stock is None else replace(whole, logits=stock)
-    result, parts = stock, []
+    result = stock
+    all_depths: list[Tensor] = []
+    final_entropies: list[Tensor | None] = []
+    entropies: list[Tensor | None] = []
     for start in range(0, rows, chunk):
         selected = part(slice(start, start + chunk))
         if stock is None:
             if result is None:
                 result = selected.logits.new_empty(rows, selected.logits.shape[1])
             result[start : start + chunk] = selected.logits
-        parts.append(replace(selected, logits=selected.logits[:0]))
+        all_depths.append(selected.depths)
+        final_entropies.append(selected.final_entropies)
+        entropies.append(selected.entropies)
+        del selected  # its logits; the next chunk's are as large
     assert result is not None
-    return Selection(
-        result,
-        torch.cat([p.depths for p in parts]),
-        _join([p.final_entropies for p in parts]),
-        _join([p.entropies for p in parts]),
-    )
+    return Selection(result, torch.cat(all_depths), _join(final_entropies), _join(entropies))
 
 
 def _join(pieces: list[Tensor | None]) -> Tensor | None:
