@@ -95,6 +95,9 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint; default: the embedded SmolLM2-135M-Instruct")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument(
+        "--only", nargs="+", choices=[n for n in SETTINGS if n != "stock"], help="settings beside stock"
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--dtype", default="bfloat16")
@@ -119,10 +122,11 @@ def main():
         "enforce_eager": not args.compiled,
         "max_num_seqs": max(8, *args.batch),
     }
+    settings = {name: c for name, c in SETTINGS.items() if not args.only or name in ["stock", *args.only]}
     rounds = []
     for number in range(args.rounds):
         times = {}
-        for name, config in SETTINGS.items():
+        for name, config in settings.items():
             times[name] = run_child(
                 {"engine": {**engine, "additional_config": config}, "batches": args.batch, "tokens": args.tokens}
             )
@@ -140,7 +144,7 @@ def main():
             }
             for b in args.batch
         }
-        for name in SETTINGS
+        for name in settings
     }
     print(f"\n{'':24}" + "".join(f"  B={b:<18}" for b in args.batch))
     for name, row in table.items():

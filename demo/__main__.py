@@ -71,7 +71,9 @@ def main() -> int:
     parser.add_argument("--max-tokens", type=int, default=48)
     parser.add_argument("--p0", action="store_true", help="compare with p=0 instead of a standard server")
     args = parser.parse_args()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that `finally` stops the servers
+    # So that `finally` stops the servers, also where a shell started this with SIGINT ignored.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     console = Console()
     model = str(smollm2())
     other = ("p=0", P_ZERO) if args.p0 else ("standard", STANDARD)
