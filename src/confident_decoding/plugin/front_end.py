@@ -6,14 +6,12 @@ vLLM builds one ``InputProcessor`` in its front-end process before it starts the
 
 import functools
 import importlib
-import logging
 from types import ModuleType
 from typing import Any
 
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
 from confident_decoding.plugin import compat, contracts
 
-logger = logging.getLogger("vllm.confident_decoding")
 _MARK = "_confident_decoding_wrapped"
 
 
