@@ -33,32 +33,55 @@ class TransformersOracle:
 
     Args:
         path: Checkpoint folder.
-        dtype: torch dtype of the model's own forward.
+        dtype: Its weights are rounded to this; the forward runs in float32, the head in float64.
     """
 
     def __init__(self, path, dtype):
         import torch
-        from transformers import AutoModelForCausalLM
+        import transformers
 
         torch.set_num_threads(1)
         self.torch = torch
-        self.model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, attn_implementation="eager").eval()
-        self.num_layers = self.model.config.num_hidden_layers
-        self.cap = getattr(self.model.config, "final_logit_softcapping", None)
+        (architecture,) = transformers.AutoConfig.from_pretrained(path).architectures
+        load = getattr(transformers, architecture).from_pretrained
+        self.model = load(path, dtype=dtype, attn_implementation="eager").float().eval()
+        self.config = self.model.config.get_text_config()
+        self.num_layers = self.config.num_hidden_layers
+
+    def _after_norm(self, states):
+        return states / self.config.logits_scaling if self.config.model_type == "minicpm3" else states
+
+    def _after_head(self, logits):
+        config, cap = self.config, getattr(self.config, "final_logit_softcapping", None)
+        if config.model_type == "granite":
+            logits = logits / config.logits_scaling
+        elif config.model_type == "cohere2_moe":
+            logits = logits * config.logit_scale
+        elif config.model_type == "muse_glimmer_text":
+            logits = logits * config.output_multiplier
+        return self.torch.tanh(logits / cap) * cap if cap else logits
+
+    def candidates(self, ids, depths=None, **inputs):
+        """States that the head is applied to ``[n, T, H]``, and logits ``[n, T, V]``, depth by depth, float64."""
+        torch, n = self.torch, self.num_layers
+        with torch.inference_mode():
+            out = self.model(torch.tensor([ids]), output_hidden_states=True, use_cache=False, **inputs)
+            text = self.model.get_decoder()
+            text = getattr(text, "model", text)
+            # hidden_states[i] enters layer i; the last one is normed already.
+            streams = [out.hidden_states[n - d] for d in (range(n) if depths is None else depths)]
+            normed = [h if h is out.hidden_states[n] else text.norm(h) for h in streams]
+            states = torch.cat([self._after_norm(h) for h in normed]).double()
+            head = self.model.get_output_embeddings()
+            logits = self._after_head(states @ head.weight.double().T)
+            if depths is None or depths[0] == 0:
+                # The reading of hidden_states above is transformers' own last layer.
+                assert torch.allclose(logits[0], out.logits[0].double(), atol=1e-4, rtol=1e-4)
+            return states.numpy(), logits.numpy()
 
     def rows(self, ids, first, depths):
         """Logits ``[len(depths), rows, V]`` float64 of positions ``first ..`` of one sequence."""
-        torch = self.torch
-        with torch.inference_mode():
-            inner = self.model.model
-            out = inner(torch.tensor([ids]), output_hidden_states=True, use_cache=False)
-            states = []
-            for d in depths:
-                # hidden_states[i] enters layer i; the last one is normed already.
-                h = out.last_hidden_state if d == 0 else inner.norm(out.hidden_states[self.num_layers - d])
-                states.append(h[0, first:])
-            logits = torch.stack([self.model.lm_head(s).double() for s in states])
-            return (torch.tanh(logits / self.cap) * self.cap if self.cap else logits).numpy()
+        return self.candidates(ids, depths)[1][:, first:]
 
     def select(self, ids, first, window, shift=0, candidates=None, fixed=None):
         """Per row from ``first``: selected logits, depth, smallest decisive entropy gap, top-2 margin."""

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from confident_decoding.plugin.compat import SUPPORTED
 from confident_decoding.plugin.contracts import CONTRACTS, Contract
-from confident_decoding.plugin.families import KNOWN_FORWARDS, WITHOUT_CAPTURE, hash_tokens
+from confident_decoding.plugin.missing_capture import KNOWN_FORWARDS, WITHOUT_CAPTURE, hash_tokens
 from demo.checkpoint import cache_dir
 
 PLATFORMS = [f"manylinux_2_{n}_x86_64" for n in (35, 34, 31, 28, 17)] + ["manylinux2014_x86_64", "manylinux1_x86_64"]

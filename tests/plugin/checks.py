@@ -3,16 +3,21 @@
 TIE = 1e-4  # nats of entropy, or logits between the two best: below it two correct programs may differ
 
 
-def follow(oracle, prompt, generated, **settings):
-    """Check that each generated token is the oracle's choice after the same prefix.
+def first_difference(oracle, prompt, generated, **settings):
+    """The decision at which ``generated`` leaves the oracle's choices after the same prefix, or None.
 
-    By induction this is equality with the oracle's own greedy run. Where they differ first, the
-    decision must have been a near tie; it is returned, and the rest of the sequence is not judged.
+    By induction, None is equality with the oracle's own greedy run; after a difference the rest of the
+    sequence is not judged.
     """
     rows = oracle.select([*prompt, *generated[:-1]], len(prompt) - 1, **settings)
     for position, (token, (logits, depth, gap, margin)) in enumerate(zip(generated, rows, strict=True)):
         if int(logits.argmax()) != token:
-            tie = {"position": position, "gap": gap, "margin": margin, "depth": depth}
-            assert min(gap, margin) < TIE, f"differs from the oracle without a tie: {tie}"
-            return tie
+            return {"position": position, "gap": gap, "margin": margin, "depth": depth}
     return None
+
+
+def follow(oracle, prompt, generated, **settings):
+    """`first_difference`, which must be a near tie."""
+    tie = first_difference(oracle, prompt, generated, **settings)
+    assert tie is None or min(tie["gap"], tie["margin"]) < TIE, f"differs from the oracle without a tie: {tie}"
+    return tie

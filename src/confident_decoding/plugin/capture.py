@@ -1,4 +1,4 @@
-"""Capture: find the inner model and switch on vLLM's own aux-hidden-state capture in it.
+"""Capture: switch on vLLM's own aux-hidden-state capture in the inner model.
 
 Index i of ``aux_hidden_state_layers`` is the residual stream entering layer i, so depth d of an
 N-layer model is index N-d (``model_executor/models/interfaces.py``, ``EagleModelMixin``).
@@ -10,23 +10,10 @@ from typing import Any
 from torch import nn
 
 from confident_decoding.config import SelectionPlan
-from confident_decoding.plugin.proof import refusal
+from confident_decoding.plugin.anatomy import Anatomy, refusal
+from confident_decoding.plugin.reduced_streams import capture_reduced_streams
 
 _CAPTURES = {"_maybe_add_hidden_state", "aux_hidden_state_layers"}
-
-
-def language_model(top: nn.Module) -> nn.Module:
-    """The text model of a top-level model, by vLLM's own rule (``SupportsEagle3``)."""
-    get: Any = getattr(top, "get_language_model", None)
-    if get is not None:
-        return get()
-    return getattr(top, "language_model", top)
-
-
-def inner_model(top: nn.Module) -> nn.Module:
-    """The module that runs the decoder layers."""
-    language = language_model(top)
-    return getattr(language, "model", language)
 
 
 def forward_captures(cls: type) -> bool:
@@ -49,30 +36,33 @@ def forward_captures(cls: type) -> bool:
     return False
 
 
-def switch_on_capture(top: nn.Module, plan: SelectionPlan) -> nn.Module:
+def _capturing(inner: nn.Module) -> nn.Module | None:
+    """The module whose forward captures: the inner model, or a decoder module inside it (PLaMo 3)."""
+    for module in (inner, getattr(inner, "layers", None)):
+        if isinstance(module, nn.Module) and forward_captures(type(module)):
+            return module if hasattr(module, "aux_hidden_state_layers") else None
+    return None
+
+
+def switch_on_capture(parts: Anatomy, plan: SelectionPlan) -> None:
     """Make the inner model return the states of ``plan.depths`` (all but depth 0).
 
-    Returns:
-        The model's final norm.
-
     Raises:
-        ConfigError: The architecture cannot capture, or has no final norm or layer list that we
-            can rely on.
+        ConfigError: The architecture cannot capture, or captures for another feature.
     """
-    inner = inner_model(top)
-    norm, layers = getattr(inner, "norm", None), getattr(inner, "layers", None)
-    if not forward_captures(type(inner)) or not hasattr(inner, "aux_hidden_state_layers"):
-        raise refusal(top, f"its inner model {type(inner).__name__} does not capture intermediate states in this vLLM")
-    if not isinstance(norm, nn.Module) or not isinstance(layers, nn.ModuleList) or len(layers) != plan.num_layers:
+    module = _capturing(parts.inner)
+    if module is None:
         raise refusal(
-            top, f"{type(inner).__name__} has no final `norm` and {plan.num_layers} `layers` where they are expected"
+            parts.top,
+            f"its inner model {type(parts.inner).__name__} does not capture intermediate states in this vLLM",
         )
-    if inner.aux_hidden_state_layers:
-        raise refusal(top, f"its layers {inner.aux_hidden_state_layers} are captured for another feature already")
+    if module.aux_hidden_state_layers:
+        raise refusal(parts.top, f"its layers {module.aux_hidden_state_layers} are captured for another feature already")
     indices = tuple(plan.num_layers - d for d in reversed(plan.depths) if d)
-    set_layers: Any = getattr(inner, "_set_aux_hidden_state_layers", None)
+    if capture_reduced_streams(parts, indices):
+        return
+    set_layers: Any = getattr(module, "_set_aux_hidden_state_layers", None)
     if set_layers is not None:
         set_layers(indices)
     else:
-        inner.aux_hidden_state_layers = indices  # type: ignore[assignment]
-    return norm
+        module.aux_hidden_state_layers = indices  # type: ignore[assignment]

@@ -1,110 +1,72 @@
-"""The only per-model code: inner models that vLLM runs without a capture of their own.
+"""The only per-model code: what a model does to states or logits that vLLM's common parts do not show.
 
-Four inner models have no aux-hidden-state capture. Their forwards are one and the same loop: embed,
-every layer, norm. A loop of our own writing adds the capture; it stands in for the class's forward,
-and only for instances that capture something. It is put there before the model is built, because
-vLLM's compile wrapper binds ``self.forward`` when it constructs one (``compilation/wrapper.py``).
+One row per quirk, by the name of the model's class (or of a class that it derives from). A model
+without a row is taken as vLLM's usual form: the final state is ``norm(stream)``, the logits are
+``LogitsProcessor(head(final state))``. The startup proof (`proof`) checks either claim on the loaded
+model, so a missing or wrong row is a refusal by name and never a wrong answer.
 """
 
-import functools
-import hashlib
-import inspect
-import io
-import textwrap
-import tokenize
-from types import ModuleType
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
-from torch import Tensor
-
-from confident_decoding.config import ConfigError
-from confident_decoding.plugin.import_hooks import PostImportHooks
-
-WITHOUT_CAPTURE = {
-    "vllm.model_executor.models.mixtral": "MixtralModel",
-    "vllm.model_executor.models.qwen2_moe": "Qwen2MoeModel",
-    "vllm.model_executor.models.gemma2": "Gemma2Model",
-    "vllm.model_executor.models.gemma3": "Gemma3Model",
-}
-"""Module to class."""
-
-KNOWN_FORWARDS = {
-    "MixtralModel": frozenset({"a0ce1b6a61398e20"}),
-    "Qwen2MoeModel": frozenset({"e8b201d89d5fc751"}),
-    "Gemma2Model": frozenset({"a0ce1b6a61398e20"}),
-    "Gemma3Model": frozenset({"24816f4074e9cbc9", "c4ad5b0f96a90164"}),
-}
-"""`source_hash` of each class's forward in the supported releases; an unknown one is refused."""
-
-_hooks: PostImportHooks | None = None
+import torch
+from torch import Tensor, nn
 
 
-def add_missing_captures() -> None:
-    """Give the four classes a capture as their modules are imported; call it before a model is built.
+@dataclass(frozen=True)
+class Quirks:
+    """What one architecture does beside the usual form.
 
-    Idempotent. A class whose forward is not one that we know is left as it is, so that the check for
-    capture then refuses the model by name (`capture.switch_on_capture`).
+    Attributes:
+        after_norm: ``(top-level model, normed states [m, H]) -> [m, H]``: what its forward does to the
+            final state after the norm.
+        after_logits: ``(top-level model, logits [m, columns], first_id) -> [m, columns]``: what its
+            ``compute_logits`` does after the ``LogitsProcessor``. Must be possible on a slice of the
+            vocabulary, whose first column is token ``first_id``; must not write to its argument.
+        partial_sums: ``(inner model) -> bool``: whether, under tensor parallelism, its layers pass
+            on sums that are not reduced over the ranks yet.
     """
-    global _hooks  # noqa: PLW0603 (once per process)
-    if _hooks is None:
-        _hooks = PostImportHooks()
-        for module in WITHOUT_CAPTURE:
-            _hooks.on_import(module, _add_capture)
+
+    after_norm: Callable[[Any, Tensor], Tensor] | None = None
+    after_logits: Callable[[Any, Tensor, int], Tensor] | None = None
+    partial_sums: Callable[[Any], bool] | None = None
 
 
-def _add_capture(module: ModuleType) -> None:
-    cls: Any = getattr(module, WITHOUT_CAPTURE[module.__name__], None)
-    if cls is None or hasattr(cls, "aux_hidden_state_layers"):
-        return  # a vLLM that has its own capture by now
-    if source_hash(cls.forward) not in KNOWN_FORWARDS[cls.__name__]:
-        return
-    cls.aux_hidden_state_layers = ()
-    cls.forward = capturing_forward(cls.forward)
+def _scaled_and_capped(model: Any, logits: Tensor, first_id: int) -> Tensor:
+    logits = logits * model.output_multiplier
+    cap = model.final_logit_softcapping
+    return logits if cap is None else cap * torch.tanh(logits / cap)
 
 
-def capturing_forward(stock: Any) -> Any:
-    """A forward that returns ``(final [T, H], [state [T, H], ...])`` where something is captured."""
-
-    @functools.wraps(stock)
-    def forward(
-        self: Any,
-        input_ids: Tensor | None,
-        positions: Tensor,
-        intermediate_tensors: Any = None,
-        inputs_embeds: Tensor | None = None,
-        **layer_arguments: Any,
-    ) -> Any:
-        wanted = self.aux_hidden_state_layers
-        if not wanted:
-            return stock(self, input_ids, positions, intermediate_tensors, inputs_embeds, **layer_arguments)
-        stream = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        residual, captured = None, []
-        for index, layer in enumerate(self.layers, start=1):
-            stream, residual = layer(positions, stream, residual, **layer_arguments)
-            if index in wanted:
-                captured.append(stream + residual)
-        return self.norm(stream, residual)[0], captured
-
-    return forward
+def _suppressed(model: Any, logits: Tensor, first_id: int) -> Tensor:
+    """-inf at the ids that the checkpoint's generation config suppresses."""
+    columns = [token - first_id for token in model._suppress_token_ids or ()]
+    mine = [column for column in columns if 0 <= column < logits.shape[1]]
+    if not mine:
+        return logits
+    logits = logits.clone()
+    for column in mine:  # a handful; single fills need no index on the device
+        logits[:, column] = -torch.inf
+    return logits
 
 
-def source_hash(function: Any) -> str:
-    """Hash of a function's tokens: layout and comments do not matter, and Python's version does not.
+QUIRKS = {
+    # model_executor/models/minicpm.py: forward divides by scale_width
+    "MiniCPMForCausalLM": Quirks(after_norm=lambda model, states: states / model.scale_width),
+    # model_executor/models/muse_glimmer.py: multiplier and soft cap in compute_logits
+    "MuseGlimmerForCausalLM": Quirks(after_logits=_scaled_and_capped),
+    # model_executor/models/gemma4_mm.py: suppressed ids in compute_logits (some releases)
+    "Gemma4ForConditionalGeneration": Quirks(
+        after_logits=lambda model, logits, first_id: (
+            _suppressed(model, logits, first_id) if hasattr(model, "_suppress_token_ids") else logits
+        )
+    ),
+    # vllm/models/deepseek_v32/nvidia/model.py: the all-reduce is left to the next layer's norm
+    "DeepseekV32ForCausalLM": Quirks(partial_sums=lambda inner: not inner.use_sequence_parallel),
+}
 
-    Raises:
-        ConfigError: Its source cannot be read.
-    """
-    try:
-        source = textwrap.dedent(inspect.getsource(function))
-    except OSError as error:
-        raise ConfigError(f"confident-decoding cannot read the source of {function.__qualname__}") from error
-    return hash_tokens(source)
 
-
-def hash_tokens(source: str) -> str:
-    """`source_hash` of text."""
-    layout = (tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER)
-    tokens = [t.string for t in tokenize.generate_tokens(io.StringIO(source).readline) if t.type not in layout]
-    # A trailing comma before a closing bracket is layout too.
-    kept = [t for t, after in zip(tokens, [*tokens[1:], ""], strict=True) if not (t == "," and after in ")]}")]
-    return hashlib.sha256(" ".join(kept).encode()).hexdigest()[:16]
+def quirks_of(model: nn.Module) -> Quirks:
+    """The row of a top-level model, or of the first of its base classes that has one."""
+    return next((QUIRKS[cls.__name__] for cls in type(model).__mro__ if cls.__name__ in QUIRKS), Quirks())

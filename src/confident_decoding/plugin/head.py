@@ -7,10 +7,11 @@ stock code around it then gathers, trims, caps and scales as ever
 
 import logging
 from collections import deque
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from confident_decoding import scan, stats
 from confident_decoding.config import SelectionPlan
@@ -19,6 +20,7 @@ from confident_decoding.plugin.rows import Rows
 from confident_decoding.selection import hashed_draws
 
 logger = logging.getLogger("vllm.confident_decoding")
+AfterLogits = Callable[[Tensor, int], Tensor]
 COUNTERS = "confident_decoding_counters"
 
 
@@ -36,9 +38,12 @@ def sampled_distribution(processor: Any, logits: Tensor) -> Tensor:
     return logits if processor.scale == 1.0 else logits * processor.scale
 
 
-def entropies(processor: Any, lm_head: Any, logits: Tensor) -> Tensor:
+def entropies(processor: Any, lm_head: Any, logits: Tensor, after_logits: AfterLogits | None = None) -> Tensor:
     """Entropies ``[m]`` fp32 nats of local logits ``[m, V/tp]``, over all ranks' vocabulary."""
-    mine = shard_statistics(sampled_distribution(processor, logits[:, : valid_columns(processor, lm_head)]))[None]
+    logits = sampled_distribution(processor, logits[:, : valid_columns(processor, lm_head)])
+    if after_logits is not None:
+        logits = after_logits(logits, lm_head.shard_indices.org_vocab_start_index)
+    mine = shard_statistics(logits)[None]
     if lm_head.tp_size > 1:
         from vllm.distributed import tensor_model_parallel_all_gather
 
@@ -51,7 +56,8 @@ class SelectingHead:
 
     Args:
         processor: The language model's ``LogitsProcessor``; its own ``_apply_head`` is kept.
-        norm: The model's final norm.
+        final_state: Residual states ``[m, H]`` to what the head is applied to; the final norm, mostly.
+        after_logits: What the model does to logits after ``processor`` (`families.Quirks`).
         hidden: H.
         plan: What to select.
         seed: The engine's seed, for mixing.
@@ -63,8 +69,9 @@ class SelectingHead:
     def __init__(
         self,
         processor: Any,
-        norm: nn.Module,
+        final_state: Callable[[Tensor], Tensor],
         *,
+        after_logits: AfterLogits | None = None,
         hidden: int,
         plan: SelectionPlan,
         seed: int,
@@ -72,7 +79,8 @@ class SelectingHead:
         log_interval: int,
         reports: bool,
     ) -> None:
-        self._processor, self._stock, self._norm = processor, processor._apply_head, norm
+        self._processor, self._stock = processor, processor._apply_head
+        self._final_state, self._after_logits = final_state, after_logits
         self._hidden, self._plan, self._seed = hidden, plan, seed
         self._select_method, self._log_interval, self._reports = select_method, log_interval, reports
         self._calls = self._step = 0
@@ -93,9 +101,9 @@ class SelectingHead:
                 f"or {n * self._hidden} (packed, {n} states)."
             )
         model_head = scan.ModelHead(
-            norm=self._norm,
+            norm=self._final_state,
             project=lambda states: self._stock(lm_head, states, embedding_bias),
-            entropies=lambda logits: entropies(self._processor, lm_head, logits),
+            entropies=lambda logits: entropies(self._processor, lm_head, logits, self._after_logits),
             columns=lm_head.num_embeddings_per_partition,
         )
         # Whether a step is logged must not depend on the rank: the entropies are gathered.

@@ -8,12 +8,13 @@ from torch import nn
 import confident_decoding
 from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
-from confident_decoding.plugin.capture import inner_model, language_model, switch_on_capture
+from confident_decoding.plugin.anatomy import dissect
+from confident_decoding.plugin.capture import switch_on_capture
 from confident_decoding.plugin.compat import version_problem
 from confident_decoding.plugin.cost import kv_bytes_per_token
 from confident_decoding.plugin.head import COUNTERS, SelectingHead
 from confident_decoding.plugin.pack import swap_class
-from confident_decoding.plugin.proof import prove_capture, prove_logits, prove_passing, refusal
+from confident_decoding.plugin.proof import prove_capture, prove_logits, prove_passing
 
 logger = logging.getLogger("vllm.confident_decoding")
 
@@ -28,12 +29,14 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
 
     model_config = vllm_config.model_config
     reports = get_tensor_model_parallel_rank() == 0
-    processor = find_logits_processor(model)
-    norm = switch_on_capture(model, plan)
-    hidden = model_config.get_hidden_size()
+    hidden, dtype = model_config.get_hidden_size(), model_config.dtype
+    parts = dissect(model, plan.num_layers)
+    processor = parts.processor
+    switch_on_capture(parts, plan)
     head = SelectingHead(
         processor,
-        norm,
+        parts.final_state,
+        after_logits=parts.after_logits,
         hidden=hidden,
         plan=plan,
         seed=model_config.seed or 0,
@@ -42,30 +45,15 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
         reports=reports,
     )
     processor._apply_head = head
-    inner = inner_model(model)
-    prove_capture(model, inner, norm, plan, hidden=hidden, dtype=model_config.dtype)
-    prove_passing(model, inner, plan, hidden=hidden, dtype=model_config.dtype)
-    prove_logits(model, processor, head, hidden=hidden, dtype=model_config.dtype)
+    prove_capture(parts, plan, hidden=hidden, dtype=dtype)
+    prove_passing(parts, plan, vllm_config, hidden=hidden, dtype=dtype)
+    prove_logits(parts, head, hidden=hidden, dtype=dtype)
     device = next(model.parameters()).device
     # A buffer, because sleep level 2 discards plain allocations; not persistent: it is no weight.
     processor.register_buffer(COUNTERS, stats.new_counters(device), persistent=False)
     swap_class(model, len(plan.depths) - 1, head)
     if reports:
         _announce(vllm_config, config, plan, hidden)
-
-
-def find_logits_processor(model: nn.Module) -> Any:
-    """The language model's ``LogitsProcessor``.
-
-    Raises:
-        ConfigError: There is none, or it takes logits as input.
-    """
-    from vllm.model_executor.layers.logits_processor import LogitsProcessor
-
-    processor = getattr(language_model(model), "logits_processor", None) or getattr(model, "logits_processor", None)
-    if not isinstance(processor, LogitsProcessor) or processor.logits_as_input:
-        raise refusal(model, "it has no LogitsProcessor that applies an output head")
-    return processor
 
 
 def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan, hidden: int) -> None:

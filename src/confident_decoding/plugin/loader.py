@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from confident_decoding.plugin import contracts, front_end
-from confident_decoding.plugin.families import add_missing_captures
 from confident_decoding.plugin.fingerprint import mark_compile_cache
 from confident_decoding.plugin.install import install
+from confident_decoding.plugin.missing_capture import add_missing_captures
 
 logger = logging.getLogger("vllm.confident_decoding")
 _MARK = "_confident_decoding_wrapped"

@@ -1,6 +1,6 @@
 """Proof at startup: an architecture runs only if its parts behave as the selection models them.
 
-Three things are checked on the loaded instance, on two rows, without attention or a KV cache:
+Three things are checked on the loaded instance, on three rows, without attention or a KV cache:
 
 1. `prove_capture`: with every decoder layer replaced for a moment by known outputs, the inner model
    returns the streams that it was asked for, and its final state is ``norm(last stream)``. Models
@@ -11,91 +11,122 @@ Three things are checked on the loaded instance, on two rows, without attention 
    or cap inside it fail here.
 """
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from confident_decoding.config import ConfigError, SelectionPlan
-from confident_decoding.plugin import compat
+from confident_decoding.config import SelectionPlan
+from confident_decoding.plugin.anatomy import Anatomy, refusal
 from confident_decoding.plugin.head import SelectingHead, sampled_distribution
 
-ROWS = 2
+ROWS = 3  # not 2: unpacking a tensor of two rows as a pair would not fail
 _FAILURES = (AttributeError, TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError)
 
-
-def refusal(model: nn.Module, why: str) -> ConfigError:
-    """The error that names the architecture, the reason, the remedy and the versions."""
-    return ConfigError(
-        f"confident-decoding cannot run {type(model).__name__}: {why}. Serve it with "
-        f"enable_multi_layer_entropy_selection=false. ({compat.versions()})"
-    )
+LAYER_OUTPUTS: tuple[tuple[Callable[[Tensor, Tensor], Any], Callable[[Tensor, Tensor], Tensor]], ...] = (
+    (lambda x, residual: (x, residual), lambda x, residual: x + residual),
+    (lambda x, residual: (x, None), lambda x, residual: x),
+    (lambda x, residual: x, lambda x, residual: x),
+)
+"""What a decoder layer may return, made of two tensors, and the residual stream that it means."""
 
 
 def _states(count: int, hidden: int, like: nn.Module, dtype: torch.dtype) -> list[Tensor]:
-    """Random ``[2, H]`` tensors, equal on every rank."""
+    """Random ``[3, H]`` tensors, equal on every rank."""
     generator = torch.Generator("cpu").manual_seed(0)
     device = next(like.parameters()).device
     return [torch.randn(ROWS, hidden, generator=generator).to(device, dtype) for _ in range(count)]
 
 
 @torch.inference_mode()
-def prove_capture(
-    model: nn.Module, inner: nn.Module, norm: nn.Module, plan: SelectionPlan, *, hidden: int, dtype: torch.dtype
-) -> None:
-    """Run the inner forward over known layer outputs ``(x_i, residual_i)`` and check all it returns.
+def prove_capture(parts: Anatomy, plan: SelectionPlan, *, hidden: int, dtype: torch.dtype) -> None:
+    """Run the inner forward over known layer outputs and check all it returns.
 
     Raises:
-        ConfigError: A state is missing, late, early or not ``x + residual``; or the final state is
+        ConfigError: A state is missing, late, early or not the residual stream; or the final state is
             not the norm of the last one.
     """
-    layers: Any = inner.layers
-    outputs, embeds = _states(2 * len(layers), hidden, model, dtype), _states(1, hidden, model, dtype)[0]
-    streams = []
-    for number, layer in enumerate(layers):
-        x, residual = outputs[2 * number : 2 * number + 2]
-        streams.append(x + residual)
+    failure: Exception | None = None
+    for returned, meant in LAYER_OUTPUTS:
+        try:
+            if _captures_streams(parts, plan, returned, meant, hidden=hidden, dtype=dtype):
+                return
+        except _FAILURES as error:
+            failure = failure or error
+    raise refusal(
+        parts.top,
+        "its inner model does not return each captured state as the residual stream entering that layer, or its "
+        "final state is not its norm of the last one" + (f" (first error: {failure!r})" if failure else ""),
+    ) from failure
+
+
+def _captures_streams(
+    parts: Anatomy,
+    plan: SelectionPlan,
+    returned: Callable[[Tensor, Tensor], Any],
+    meant: Callable[[Tensor, Tensor], Tensor],
+    *,
+    hidden: int,
+    dtype: torch.dtype,
+) -> bool:
+    made = _states(2 * plan.num_layers + 1, hidden, parts.top, dtype)
+    embeds, streams = made.pop(), []
+    for layer, x, residual in zip(parts.layers, made[::2], made[1::2], strict=True):
+        streams.append(meant(_reduced(parts, x), residual))
         # Fresh copies: the fused norms of vLLM write to their arguments.
-        layer.forward = lambda *_, pair=(x, residual), **__: (pair[0].clone(), pair[1].clone())
+        layer.forward = lambda *_, x=x, r=residual, **__: returned(x.clone(), r.clone())
     try:
         # The class's forward, not a call: nothing is to be compiled yet.
-        output = type(inner).forward(
-            inner,
+        output = type(parts.inner).forward(
+            parts.inner,
             input_ids=None,
             positions=torch.arange(ROWS, device=embeds.device),
             intermediate_tensors=None,
             inputs_embeds=embeds,
         )
-        final, captured = output if isinstance(output, tuple) else (output, [])
-        expected = [streams[plan.num_layers - d - 1] for d in reversed(plan.depths) if d]
-        same = len(captured) == len(expected) and all(map(torch.equal, captured, expected))
-        normed = norm(streams[-1].clone())
-        rounding = 4 * torch.finfo(dtype).eps * normed.abs().max().item()
-        proven = same and (final - normed).abs().max().item() <= rounding
-    except _FAILURES as error:
-        raise refusal(model, f"its inner model could not be run for the startup proof ({error!r})") from error
     finally:
-        for layer in layers:
+        for layer in parts.layers:
             layer.__dict__.pop("forward", None)
-    if not proven:
-        raise refusal(
-            model,
-            "its inner model does not return each captured state as the residual stream entering that layer, or its "
-            "final state is not its norm of the last one (as with partial sums between layers)",
-        )
+    final, captured = output if isinstance(output, tuple) else (output, [])
+    expected = [streams[plan.num_layers - d - 1] for d in reversed(plan.depths) if d]
+    normed = parts.norm(streams[-1].clone())
+    normed = normed[0] if isinstance(normed, tuple) else normed
+    rounding = 4 * torch.finfo(dtype).eps * normed.abs().max().item()
+    return (
+        len(captured) == len(expected)
+        and all(map(torch.equal, captured, expected))
+        and final.shape == normed.shape
+        and (final - normed).abs().max().item() <= rounding
+    )
+
+
+def _reduced(parts: Anatomy, x: Tensor) -> Tensor:
+    """A layer's output as it enters the residual stream."""
+    from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_reduce
+
+    partial = parts.quirks.partial_sums
+    if partial and get_tensor_model_parallel_world_size() > 1 and partial(parts.inner):
+        return tensor_model_parallel_all_reduce(x.clone())
+    return x
 
 
 @torch.inference_mode()
-def prove_passing(model: Any, inner: nn.Module, plan: SelectionPlan, *, hidden: int, dtype: torch.dtype) -> None:
-    """Check that the top-level forward returns what the inner model returns.
+def prove_passing(parts: Anatomy, plan: SelectionPlan, vllm_config: Any, *, hidden: int, dtype: torch.dtype) -> None:
+    """Check that the top-level forward returns what the inner model returns, but for the known quirk.
 
     Raises:
-        ConfigError: It does something to the states in between.
+        ConfigError: It does something else to the states in between.
     """
+    from vllm.forward_context import set_forward_context
+
+    model: Any = parts.top
+    inner = parts.inner
     if inner is model:
         return
     known = _states(len(plan.depths), hidden, model, dtype)
-    output: Any = (known[0], known[1:]) if len(known) > 1 else known[0]
+    expected = parts.quirks.after_norm(model, known[0].clone()) if parts.quirks.after_norm else known[0]
+    output: Any = (known[0].clone(), known[1:]) if len(known) > 1 else known[0].clone()
     stock = type(inner)
 
     def stand_in(self: Any, *args: Any, **kwargs: Any) -> Any:
@@ -104,14 +135,15 @@ def prove_passing(model: Any, inner: nn.Module, plan: SelectionPlan, *, hidden: 
     inner.__class__ = type(stock.__name__, (stock,), {"forward": stand_in, "__call__": stand_in})
     try:
         device = known[0].device
-        returned = model.forward(
-            input_ids=torch.zeros(ROWS, dtype=torch.int64, device=device),
-            positions=torch.arange(ROWS, device=device),
-            intermediate_tensors=None,
-            inputs_embeds=None,
-        )
+        with set_forward_context(None, vllm_config):  # some wrappers ask for it
+            returned = model.forward(
+                input_ids=torch.zeros(ROWS, dtype=torch.int64, device=device),
+                positions=torch.arange(ROWS, device=device),
+                intermediate_tensors=None,
+                inputs_embeds=None,
+            )
         final, captured = returned if isinstance(returned, tuple) else (returned, [])
-        proven = torch.equal(final, known[0]) and len(captured) == len(known) - 1
+        proven = torch.equal(final, expected) and len(captured) == len(known) - 1
         proven = proven and all(map(torch.equal, captured, known[1:]))
     except _FAILURES as error:
         raise refusal(model, f"its forward could not be run for the startup proof ({error!r})") from error
@@ -134,12 +166,14 @@ class _Recorder:
 
 
 @torch.inference_mode()
-def prove_logits(model: Any, processor: Any, head: SelectingHead, *, hidden: int, dtype: torch.dtype) -> None:
-    """Check that stock logits equal head, gather, trim, cap and scale, as we model them, to the bit.
+def prove_logits(parts: Anatomy, head: SelectingHead, *, hidden: int, dtype: torch.dtype) -> None:
+    """Check that stock logits equal head, gather, trim, cap, scale and the known quirk, to the bit.
 
     Raises:
         ConfigError: They differ, or the head is not called once with plain rows.
     """
+    model: Any = parts.top
+    processor = parts.processor
     states = _states(1, hidden, model, dtype)[0]
     recorder = _Recorder(head)
     processor._apply_head = recorder
@@ -154,6 +188,8 @@ def prove_logits(model: Any, processor: Any, head: SelectingHead, *, hidden: int
 
                 modelled = tensor_model_parallel_all_gather(modelled)
             modelled = sampled_distribution(processor, modelled[..., : processor.org_vocab_size])
+            if parts.after_logits is not None:
+                modelled = parts.after_logits(modelled, 0)
             proven = expected is not None and expected.shape == modelled.shape and torch.equal(expected, modelled)
     except _FAILURES as error:
         raise refusal(model, f"its compute_logits could not be run for the startup proof ({error!r})") from error

@@ -6,7 +6,7 @@ import types
 import pytest
 import torch
 
-from confident_decoding.plugin import families
+from confident_decoding.plugin import missing_capture
 from confident_decoding.plugin.capture import forward_captures
 
 MODULE = "vllm.model_executor.models.mixtral"
@@ -51,8 +51,8 @@ def module_with(cls):
 @pytest.fixture
 def patched(monkeypatch):
     cls = type("MixtralModel", (ToyModel,), {"forward": ToyModel.forward})
-    monkeypatch.setitem(families.KNOWN_FORWARDS, "MixtralModel", {families.source_hash(ToyModel.forward)})
-    families._add_capture(module_with(cls))
+    monkeypatch.setitem(missing_capture.KNOWN_FORWARDS, "MixtralModel", {missing_capture.source_hash(ToyModel.forward)})
+    missing_capture._add_capture(module_with(cls))
     return cls
 
 
@@ -84,16 +84,16 @@ def test_embeddings_may_be_given(patched):
 
 def test_an_unknown_forward_is_left_alone_and_counts_as_no_capture():
     cls = type("MixtralModel", (ToyModel,), {"forward": ToyModel.forward})
-    families._add_capture(module_with(cls))
+    missing_capture._add_capture(module_with(cls))
     assert cls.forward is ToyModel.forward
     assert not hasattr(cls, "aux_hidden_state_layers")
     assert not forward_captures(cls)
 
 
 def test_a_vllm_with_its_own_capture_is_left_alone(monkeypatch):
-    monkeypatch.setitem(families.KNOWN_FORWARDS, "MixtralModel", {families.source_hash(ToyModel.forward)})
+    monkeypatch.setitem(missing_capture.KNOWN_FORWARDS, "MixtralModel", {missing_capture.source_hash(ToyModel.forward)})
     cls = type("MixtralModel", (ToyModel,), {"forward": ToyModel.forward, "aux_hidden_state_layers": (1,)})
-    families._add_capture(module_with(cls))
+    missing_capture._add_capture(module_with(cls))
     assert cls.forward is ToyModel.forward
     assert cls.aux_hidden_state_layers == (1,)
 
@@ -110,11 +110,11 @@ def test_the_real_classes_are_patched_when_they_are_imported():
 
     code = """
 import sys
-from confident_decoding.plugin import families
-families.add_missing_captures(); families.add_missing_captures()
-assert not any(m in sys.modules for m in families.WITHOUT_CAPTURE)
+from confident_decoding.plugin import missing_capture
+missing_capture.add_missing_captures(); missing_capture.add_missing_captures()
+assert not any(m in sys.modules for m in missing_capture.WITHOUT_CAPTURE)
 import importlib
-for module, name in families.WITHOUT_CAPTURE.items():
+for module, name in missing_capture.WITHOUT_CAPTURE.items():
     cls = getattr(importlib.import_module(module), name)
     assert cls.aux_hidden_state_layers == (), name
     assert cls.forward.__wrapped__.__qualname__ == name + ".forward"

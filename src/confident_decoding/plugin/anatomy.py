@@ -1,0 +1,98 @@
+"""Where the parts are that the hooks need: language model, inner model, layers, norm, logits processor."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor, nn
+
+from confident_decoding.config import ConfigError
+from confident_decoding.plugin import compat
+from confident_decoding.plugin.families import Quirks, quirks_of
+
+NORMS = ("norm", "norm_f", "final_layernorm")
+"""Names under which vLLM's inner models keep their final norm."""
+
+
+def refusal(model: nn.Module, why: str) -> ConfigError:
+    """The error that names the architecture, the reason, the remedy and the versions."""
+    return ConfigError(
+        f"confident-decoding cannot run {type(model).__name__}: {why}. Serve it with "
+        f"enable_multi_layer_entropy_selection=false. ({compat.versions()})"
+    )
+
+
+@dataclass(frozen=True)
+class Anatomy:
+    """The parts of one loaded model.
+
+    Attributes:
+        top: What the model runner calls.
+        inner: The module that embeds, runs the decoder layers and norms.
+        layers: Its N decoder layers.
+        norm: Its final norm.
+        processor: The language model's ``LogitsProcessor``.
+        quirks: What it does beside the usual form.
+    """
+
+    top: nn.Module
+    inner: nn.Module
+    layers: nn.ModuleList
+    norm: nn.Module
+    processor: Any
+    quirks: Quirks
+
+    def final_state(self, stream: Tensor) -> Tensor:
+        """Residual states ``[m, H]`` to what the head is applied to, ``[m, H]``; may write to its argument."""
+        normed = self.norm(stream)
+        if isinstance(normed, tuple):  # norms that pass a residual along (Cohere)
+            normed = normed[0]
+        return self.quirks.after_norm(self.top, normed) if self.quirks.after_norm else normed
+
+    @property
+    def after_logits(self) -> Callable[[Tensor, int], Tensor] | None:
+        """``(logits, first_id) -> logits``: what follows the ``LogitsProcessor``, or None."""
+        after = self.quirks.after_logits
+        return None if after is None else lambda logits, first_id: after(self.top, logits, first_id)
+
+
+def language_model(top: nn.Module) -> nn.Module:
+    """The text model of a top-level model, by vLLM's own rule (``SupportsEagle3``)."""
+    get: Any = getattr(top, "get_language_model", None)
+    if get is not None:
+        return get()
+    return getattr(top, "language_model", top)
+
+
+def inner_model(top: nn.Module) -> nn.Module:
+    """The module that runs the decoder layers."""
+    language = language_model(top)
+    return getattr(language, "model", language)
+
+
+def dissect(top: nn.Module, num_layers: int) -> Anatomy:
+    """Find the parts.
+
+    Raises:
+        ConfigError: One is not where vLLM's models have it.
+    """
+    inner = inner_model(top)
+    layers = getattr(inner, "layers", None)
+    layers = getattr(layers, "layers", layers)  # a decoder module of its own inside the inner model
+    norm = next((found for name in NORMS if isinstance(found := getattr(inner, name, None), nn.Module)), None)
+    if norm is None or not isinstance(layers, nn.ModuleList) or len(layers) != num_layers:
+        raise refusal(
+            top,
+            f"{type(inner).__name__} has no final norm (looked for: {', '.join(NORMS)}) and {num_layers} `layers` "
+            "where they are expected",
+        )
+    return Anatomy(top, inner, layers, norm, _logits_processor(top), quirks_of(top))
+
+
+def _logits_processor(top: nn.Module) -> Any:
+    from vllm.model_executor.layers.logits_processor import LogitsProcessor
+
+    processor = getattr(language_model(top), "logits_processor", None) or getattr(top, "logits_processor", None)
+    if not isinstance(processor, LogitsProcessor) or processor.logits_as_input:
+        raise refusal(top, "it has no LogitsProcessor that applies an output head")
+    return processor
