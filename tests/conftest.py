@@ -72,7 +72,7 @@ def prompts(smollm2):
 @pytest.fixture(scope="session")
 def tiny(tmp_path_factory):
     """``tiny(tag)``: folder of a tiny random checkpoint, made once a session."""
-    from tiny import build
+    from models.checkpoints import build
 
     made = {}
 

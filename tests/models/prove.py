@@ -10,18 +10,21 @@ import argparse
 import gc
 import json
 import math
+import multiprocessing
 import os
 import sys
 import tempfile
 import traceback
+from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import oracle as definitions
-
-from models import recorder
 from plugin.checks import first_difference
-from models.checkpoints import CHECKPOINTS, build
+
+from models import images, recorder
+from models.checkpoints import CHECKPOINTS, VOCAB, build
+from models.parallel import run_parallel
 
 TOLERANCE = 1e-3  # nats, and absolute in states and logits, in float32
 NEW_TOKENS = 8
@@ -33,6 +36,13 @@ ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "HF_HUB_OFFLINE": "1",
 }
+ENGINE = {  # unless a row or a caller says otherwise
+    "enforce_eager": True,
+    "skip_tokenizer_init": True,
+    "max_model_len": 128,
+    "max_num_seqs": 4,
+    "max_num_batched_tokens": 256,
+}
 SWITCH = {"enable_multi_layer_entropy_selection": True, "trough_max_backtrack_layers": -1}
 
 
@@ -42,26 +52,37 @@ def prompts(vocab):
     return [generator.integers(3, vocab, length).tolist() for length in (5, 17, 40)]
 
 
-def with_engine(work, folder, made, dtype, additional_config, **options):
+def on_cpu():
+    from vllm.platforms import current_platform
+
+    return current_platform.is_cpu()
+
+
+def isolated(pickled):
+    """`with_engine`, in a process that ends with it."""
+    import cloudpickle
+
+    return with_engine(*cloudpickle.loads(pickled))
+
+
+def with_engine(work, folder, made, dtype, additional_config, options):
     """``work(llm)``; no reference to the engine outlives it, so the next one finds a clean process."""
     from vllm import LLM
     from vllm.distributed import cleanup_dist_env_and_memory
 
-    llm = LLM(
+    arguments = dict(
         model=str(folder),
         dtype=dtype,
-        skip_tokenizer_init=True,
         enable_prefix_caching=False,
-        enforce_eager=True,
-        max_model_len=128,
-        max_num_seqs=4,
-        max_num_batched_tokens=256,
         max_logprobs=-1,
-        gpu_memory_utilization=0.3,
+        gpu_memory_utilization=0.1,
+        kv_cache_memory_bytes=1 << 30,  # no profiling of free memory: several of these share a GPU
         additional_config=additional_config,
-        **{**made.options, **options},
+        **{**ENGINE, **made.options, **(made.cpu_options if on_cpu() else {}), **options},
     )
+    llm = None
     try:
+        llm = LLM(**arguments)
         return work(llm)
     finally:
         del llm
@@ -73,8 +94,8 @@ def generate(llm, inputs, **sampling):
     from vllm import SamplingParams
 
     params = SamplingParams(temperature=0, max_tokens=NEW_TOKENS, ignore_eos=True, detokenize=False, **sampling)
-    outputs = llm.generate([{"prompt_token_ids": ids} for ids in inputs], params, use_tqdm=False)
-    return outputs
+    prompts = [given if isinstance(given, dict) else {"prompt_token_ids": given} for given in inputs]
+    return llm.generate(prompts, params, use_tqdm=False)
 
 
 def plain(outputs):
@@ -86,13 +107,21 @@ def plain(outputs):
     return rows
 
 
-def by_position(calls):
-    """The records of one request, in the order of its tokens: prompt rows, then sampled rows."""
-    ordered = [c for c in calls if c["rows"] == "prompt"] + [c for c in calls if c["rows"] == "sampled"]
-    return {
-        key: np.concatenate([c[key] for c in ordered], axis=0 if key == "depths" else 1)
-        for key in ("states", "logits", "depths", "entropies")
-    }
+def same_depths(mine, others):
+    return all(np.array_equal(a["depths"], b["depths"]) for a, b in zip(mine, others, strict=True))
+
+
+def by_position(calls, prompt_length):
+    """The records of one request, a row per position: the prompt's but its last, then the sampled ones."""
+    joined = {}
+    for key, axis in {"states": 1, "logits": 1, "entropies": 1, "depths": 0}.items():
+        prompt, sampled = (
+            np.concatenate([np.moveaxis(c[key], axis, 0) for c in calls if c["rows"] == kind])
+            for kind in ("prompt", "sampled")
+        )
+        # The V2 model runner also asks for the last prompt token's row here.
+        joined[key] = np.moveaxis(np.concatenate([prompt[: prompt_length - 1], sampled]), 0, axis)
+    return joined
 
 
 def agreement(entropies, depths, tolerance):
@@ -111,82 +140,110 @@ def entropies_of(logits):
     return np.array([[definitions.entropy(row) for row in depth] for depth in logits])
 
 
-def prove(tag, folder, dtype, **options):
+def compare(reference, ids, record, **inputs):
+    """The reference's entropies, and the largest differences from it."""
+    states, logits = reference.candidates(ids, **inputs)
+    assert states.shape == record["states"].shape, "one row per position"
+    finite, entropies = np.isfinite(logits), entropies_of(logits)
+    assert (finite == np.isfinite(record["logits"])).all()
+    relative = np.linalg.norm(record["states"] - states, axis=-1) / np.linalg.norm(states, axis=-1)
+    return entropies, {
+        "state_error": float(np.abs(record["states"] - states).max()),
+        "logit_error": float(np.abs(record["logits"] - logits)[finite].max()),
+        "entropy_error": float(np.abs(record["entropies"] - entropies).max()),
+        "relative_error_by_depth": [float(f"{error:.2g}") for error in relative.mean(axis=1)],
+    }
+
+
+def total(agreements, gap):
+    compared, equal = map(sum, zip(*agreements, strict=True))
+    return {"gap": gap, "compared": compared, "equal": equal}
+
+
+def prove(tag, folder, dtype, with_image=False, isolate=False, **options):
     """Evidence for one architecture; raises AssertionError where it fails."""
     import torch
     import vllm
 
     made = CHECKPOINTS[tag]
-    served = build(tag, folder)
+    served = build(tag, folder, all_experts=dtype != "float32")
     reference = definitions.TransformersOracle(folder, getattr(torch, dtype))
     n, exact = reference.num_layers, dtype == "float32"
 
     inputs = prompts(reference.config.vocab_size - 8)  # the ids at the vocabulary's end mark images
+    if with_image:
+        images.add_processor(tag, served)
+        picture, _, model_inputs = images.inputs(tag, served)
 
     def recorded(llm):
         requests, stream_error = [], 0.0
-        for ids in inputs:
+        for given in [*inputs, *([picture] if with_image else [])]:
             llm.collective_rpc(recorder.start)
             try:
-                (output,) = generate(llm, [ids], prompt_logprobs=0, logprobs=5)
-                stream_error = max(stream_error, *llm.collective_rpc(recorder.last_stream_error))
+                (output,) = generate(llm, [given], prompt_logprobs=0, logprobs=5)
+                if "enforce_eager" not in options:  # module hooks run in eager mode only
+                    stream_error = max(stream_error, *llm.collective_rpc(recorder.last_stream_error))
             finally:
-                record = llm.collective_rpc(recorder.fetch)[0]
-            requests.append(([*ids, *output.outputs[0].token_ids[:-1]], by_position(record)))
-        return requests, stream_error, [out.outputs[0].token_ids for out in generate(llm, inputs)]
+                record, *others = llm.collective_rpc(recorder.fetch)
+            assert all(same_depths(record, other) for other in others), "tensor-parallel ranks chose differently"
+            ids = output.prompt_token_ids
+            requests.append(([*ids, *output.outputs[0].token_ids[:-1]], by_position(record, len(ids))))
+        batched = [out.outputs[0].token_ids for out in generate(llm, inputs)]
+        return requests, stream_error, batched, all(llm.collective_rpc(recorder.draft_untouched))
 
     def logprobs(llm):
         return plain(generate(llm, inputs, prompt_logprobs=2, logprobs=5))
 
-    requests, stream_error, batched = with_engine(recorded, served, made, dtype, SWITCH, **options)
-    stock = with_engine(logprobs, served, made, dtype, {}, **options)
-    regression = with_engine(logprobs, served, made, dtype, {**SWITCH, "p": 0}, **options)
+    def stock_run(llm):
+        return logprobs(llm), all(llm.collective_rpc(recorder.untouched))
 
-    worst = {"state": 0.0, "logits": 0.0, "entropy": 0.0}
-    relative = np.zeros(n)
-    compared = equal = own_compared = own_equal = 0
-    all_depths = []
-    pairs = []
-    for ids, record in requests:
-        states, logits = reference.candidates(ids)
-        pairs.append((entropies_of(logits), record))
-        worst["state"] = max(worst["state"], np.abs(record["states"] - states).max())
-        finite = np.isfinite(logits)
-        assert (finite == np.isfinite(record["logits"])).all()
-        worst["logits"] = max(worst["logits"], np.abs(record["logits"] - logits, where=finite, out=np.zeros_like(logits)).max())
-        worst["entropy"] = max(worst["entropy"], np.abs(record["entropies"] - pairs[-1][0]).max())
-        error = np.linalg.norm(record["states"] - states, axis=-1) / np.linalg.norm(states, axis=-1)
-        relative = np.maximum(relative, error.mean(axis=1))
-        own = agreement(entropies_of(record["logits"]), record["depths"], TOLERANCE)
-        own_compared, own_equal = own_compared + own[0], own_equal + own[1]
-        all_depths += record["depths"].tolist()
+    def run(work, additional_config, **more):
+        arguments = (work, served, made, dtype, additional_config, {**options, **more})
+        if not isolate:
+            return with_engine(*arguments)
+        import cloudpickle
+
+        with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
+            return pool.submit(isolated, cloudpickle.dumps(arguments)).result()
+
+    requests, stream_error, batched, draft = run(recorded, SWITCH, **(images.ENGINE if with_image else {}))
+    image_request = requests.pop() if with_image else None
+    stock, off = run(stock_run, {})
+    regression = run(logprobs, {**SWITCH, "p": 0})
+
+    records = [record for _, record in requests]
+    entropies, errors = zip(*(compare(reference, *request) for request in requests), strict=True)
+    worst = {key: np.max([error[key] for error in errors], axis=0).tolist() for key in errors[0]}
     # bfloat16 moves entropies by more than 1e-3: rows are compared where the gap exceeds that error twice over.
-    tolerance = TOLERANCE if exact else 2 * worst["entropy"]
-    for entropies, record in pairs:
-        some = agreement(entropies, record["depths"], tolerance)
-        compared, equal = compared + some[0], equal + some[1]
+    tolerance = TOLERANCE if exact else 2 * worst["entropy_error"]
+    decided = [agreement(h, r["depths"], tolerance) for h, r in zip(entropies, records, strict=True)]
+    decided_by_own = [agreement(entropies_of(r["logits"]), r["depths"], TOLERANCE) for r in records]
+    all_depths = [depth for record in records for depth in record["depths"].tolist()]
 
     result = {
         "tag": tag,
-        "architecture": made.architecture,
+        "architecture": tag.split("-")[0],
         "device": torch.cuda.get_device_name() if torch.cuda.is_available() else "CPU",
         "vllm": vllm.__version__,
         "dtype": dtype,
         "layers": n,
         "rows": len(all_depths),
         "depths_seen": sorted(set(all_depths)),
-        "state_error": float(worst["state"]),
-        "logit_error": float(worst["logits"]),
-        "entropy_error": float(worst["entropy"]),
-        "relative_error_by_depth": [float(f"{e:.2g}") for e in relative],
+        **worst,
         "last_stream_error": stream_error,
-        "depths": {"gap": tolerance, "compared": compared, "equal": equal},
-        "depths_from_own_logits": {"gap": TOLERANCE, "compared": own_compared, "equal": own_equal},
+        "depths": total(decided, tolerance),
+        "depths_from_own_logits": total(decided_by_own, TOLERANCE),
         "p0_bit_equal": regression == stock,
+        "untouched": {"switched_off": off, "draft_of_the_same_class": draft},
         "options": {**made.options, **options},
     }
     if exact:
         result["batched"] = follow_all(reference, inputs, batched)
+    if with_image:
+        ids, record = image_request
+        images.record_entering_streams(reference.model)
+        result["image"] = compare(reference, ids, record, **model_inputs(ids))[1]
+        result["image"]["image_tokens"] = ids.count(VOCAB - 1)
     return result
 
 
@@ -202,24 +259,32 @@ def follow_all(reference, inputs, generated):
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("out", type=Path)
-    parser.add_argument("tags", nargs="+")
+    parser.add_argument("tags", nargs="*", default=list(CHECKPOINTS))
     parser.add_argument("--dtype", help="instead of the dtype that the CPU engine needs")
-    args = parser.parse_args()
+    parser.add_argument("--compiled", action="store_true", help="torch.compile, and CUDA graphs on a GPU")
+    parser.add_argument("--images", action="store_true", help="also one request with an image")
+    parser.add_argument("--isolate", action="store_true", help="a process for each engine")
+    parser.add_argument("--option", action="append", default=[], help="NAME=JSON, of vllm.LLM, for every tag")
+    parser.add_argument("--jobs", type=int, help="processes at a time; a log of each is left beside OUT")
+    args = parser.parse_intermixed_args()
     for name, value in ENV.items():
         os.environ.setdefault(name, value)
+    if args.jobs:
+        return run_parallel(args, args.jobs)
+    compiled = {"enforce_eager": False, "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4]}}
+    options = {name: json.loads(value) for name, _, value in (option.partition("=") for option in args.option)}
+    options |= compiled if args.compiled else {}
     for tag in args.tags:
-        made = CHECKPOINTS[tag]
-        os.environ.update(made.env)
         with tempfile.TemporaryDirectory() as folder:
             try:
-                line = prove(tag, Path(folder), args.dtype or made.dtype)
-            except BaseException as error:
-                if isinstance(error, KeyboardInterrupt):
-                    raise
+                dtype = args.dtype or CHECKPOINTS[tag].dtype
+                line = prove(tag, Path(folder), dtype, args.images and tag in images.FAMILIES, args.isolate, **options)
+            except Exception as error:
                 line = {"tag": tag, "error": "".join(traceback.format_exception(error))[-4000:]}
                 traceback.print_exc()
         with args.out.open("a") as out:
             out.write(json.dumps(line) + "\n")
+    return 0
 
 
 if __name__ == "__main__":

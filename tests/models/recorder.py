@@ -15,13 +15,13 @@ def start(worker):
     worker.stop_recording = lambda: setattr(scan, "select", original)
     scan.select = select
 
-    def keep_streams(layer, args, output):
+    def keep_output(layer, args, output):
         hidden, residual = output if isinstance(output, tuple) else (output, None)
-        # Some layers return, beside the stream, the one that they were given.
-        worker.last_streams = [hidden] if residual is None else [hidden + residual, hidden.clone()]
+        # Copies: the fused norms of vLLM write to their arguments.
+        worker.last_output = hidden.clone(), None if residual is None else residual.clone()
 
     parts = anatomy(worker)
-    worker.last_layer = parts.layers[-1].register_forward_hook(keep_streams)
+    worker.last_layer = parts.layers[-1].register_forward_hook(keep_output)
 
 
 def fetch(worker):
@@ -54,10 +54,15 @@ def last_stream_error(worker):
     """Largest difference between norm(stream after the last layer) and the final state of the latest forward."""
     import torch
 
+    from confident_decoding.plugin.proof import reduced
+
     with torch.inference_mode():
-        final_state = anatomy(worker).final_state
-        final = worker.records[-1][1][-1:, : worker.last_streams[0].shape[1]]
-        return min((final_state(stream[-1:].clone()) - final).abs().max().item() for stream in worker.last_streams)
+        parts = anatomy(worker)
+        hidden, residual = worker.last_output
+        final = worker.records[-1][1][-1:, : hidden.shape[1]]
+        # Some layers return, beside the stream, the one that they were given.
+        streams = [hidden] if residual is None else [reduced(parts, hidden) + residual, hidden.clone()]
+        return min((parts.final_state(stream[-1:].clone()) - final).abs().max().item() for stream in streams)
 
 
 def anatomy(worker):
@@ -70,3 +75,37 @@ def selecting_head(worker):
     from confident_decoding.plugin.anatomy import _logits_processor
 
     return _logits_processor(worker.model_runner.get_model())._apply_head
+
+
+def untouched(worker):
+    """Whether the served model is stock in every respect: its class, forwards, head and capture."""
+    return _is_stock(worker.model_runner.get_model())
+
+
+def draft_untouched(worker):
+    """Load a second model of the same class as a drafter is loaded; whether it is stock."""
+    import copy
+
+    from vllm.config import set_current_vllm_config
+    from vllm.model_executor.model_loader import get_model
+
+    config = copy.copy(worker.vllm_config)
+    config.compilation_config = copy.copy(config.compilation_config)
+    config.compilation_config.static_forward_context = {}
+    with set_current_vllm_config(config):
+        draft = get_model(vllm_config=config, model_config=copy.copy(config.model_config))
+    return _is_stock(draft)
+
+
+def _is_stock(model):
+    import sys
+
+    from confident_decoding.plugin.anatomy import inner_model, language_model
+
+    language = language_model(model)
+    for part in (model, language, inner_model(model)):
+        registered = getattr(sys.modules[type(part).__module__], type(part).__name__)
+        if type(part) is not registered or getattr(part, "aux_hidden_state_layers", ()):
+            return False
+    buffers = [name for name, _ in model.named_buffers() if "confident" in name]
+    return not buffers and not any("_apply_head" in vars(module) for module in model.modules())

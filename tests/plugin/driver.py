@@ -72,6 +72,15 @@ def probe(llm):
     }
 
 
+def drafter(llm):
+    """What drafts, and whether its class is the registered one."""
+    model = llm.llm_engine.model_executor.driver_worker.worker.model_runner.drafter.model
+    return {
+        "class": f"{type(model).__module__}.{type(model).__qualname__}",
+        "class_is_registered": type(model) is getattr(sys.modules[type(model).__module__], type(model).__name__),
+    }
+
+
 def pooled(llm, prompts):
     """Embeddings of a pooling engine, as lists."""
     return [
@@ -93,6 +102,8 @@ def run(job, lines):
         result["user_dict_unchanged"] = job["engine"].get("additional_config") == given
         if job.get("probe"):
             result["probe"] = probe(llm)
+        if job.get("drafter"):
+            result["drafter"] = drafter(llm)
         if "embed" in job:
             result["embeddings"] = pooled(llm, job["embed"])
         for call in job["calls"]:

@@ -10,7 +10,7 @@ from typing import Any
 from torch import nn
 
 from confident_decoding.config import SelectionPlan
-from confident_decoding.plugin.anatomy import Anatomy, refusal
+from confident_decoding.plugin.anatomy import Anatomy, inner_model, refusal
 from confident_decoding.plugin.reduced_streams import capture_reduced_streams
 
 _CAPTURES = {"_maybe_add_hidden_state", "aux_hidden_state_layers"}
@@ -36,28 +36,27 @@ def forward_captures(cls: type) -> bool:
     return False
 
 
-def _capturing(inner: nn.Module) -> nn.Module | None:
-    """The module whose forward captures: the inner model, or a decoder module inside it (PLaMo 3)."""
-    for module in (inner, getattr(inner, "layers", None)):
-        if isinstance(module, nn.Module) and forward_captures(type(module)):
-            return module if hasattr(module, "aux_hidden_state_layers") else None
-    return None
-
-
-def switch_on_capture(parts: Anatomy, plan: SelectionPlan) -> None:
-    """Make the inner model return the states of ``plan.depths`` (all but depth 0).
+def capturing_module(top: nn.Module) -> nn.Module:
+    """The module whose forward captures: the inner model, or a decoder module inside it (PLaMo 3).
 
     Raises:
-        ConfigError: The architecture cannot capture, or captures for another feature.
+        ConfigError: There is none, or it captures for another feature.
     """
-    module = _capturing(parts.inner)
-    if module is None:
-        raise refusal(
-            parts.top,
-            f"its inner model {type(parts.inner).__name__} does not capture intermediate states in this vLLM",
-        )
-    if module.aux_hidden_state_layers:
-        raise refusal(parts.top, f"its layers {module.aux_hidden_state_layers} are captured for another feature already")
+    inner = inner_model(top)
+    for module in (inner, getattr(inner, "layers", None)):
+        if (
+            isinstance(module, nn.Module)
+            and forward_captures(type(module))
+            and hasattr(module, "aux_hidden_state_layers")
+        ):
+            if module.aux_hidden_state_layers:
+                raise refusal(top, f"its layers {module.aux_hidden_state_layers} are captured for another feature")
+            return module
+    raise refusal(top, f"its inner model {type(inner).__name__} does not capture intermediate states in this vLLM")
+
+
+def switch_on_capture(module: nn.Module, parts: Anatomy, plan: SelectionPlan) -> None:
+    """Make ``module`` capture the states of ``plan.depths`` (all but depth 0)."""
     indices = tuple(plan.num_layers - d for d in reversed(plan.depths) if d)
     if capture_reduced_streams(parts, indices):
         return

@@ -9,7 +9,7 @@ import confident_decoding
 from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
 from confident_decoding.plugin.anatomy import dissect
-from confident_decoding.plugin.capture import switch_on_capture
+from confident_decoding.plugin.capture import capturing_module, switch_on_capture
 from confident_decoding.plugin.compat import version_problem
 from confident_decoding.plugin.cost import kv_bytes_per_token
 from confident_decoding.plugin.head import COUNTERS, SelectingHead
@@ -30,9 +30,10 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     model_config = vllm_config.model_config
     reports = get_tensor_model_parallel_rank() == 0
     hidden, dtype = model_config.get_hidden_size(), model_config.dtype
+    capturing = capturing_module(model)
     parts = dissect(model, plan.num_layers)
     processor = parts.processor
-    switch_on_capture(parts, plan)
+    switch_on_capture(capturing, parts, plan)
     head = SelectingHead(
         processor,
         parts.final_state,

@@ -73,7 +73,7 @@ def _captures_streams(
     made = _states(2 * plan.num_layers + 1, hidden, parts.top, dtype)
     embeds, streams = made.pop(), []
     for layer, x, residual in zip(parts.layers, made[::2], made[1::2], strict=True):
-        streams.append(meant(_reduced(parts, x), residual))
+        streams.append(meant(reduced(parts, x), residual))
         # Fresh copies: the fused norms of vLLM write to their arguments.
         layer.forward = lambda *_, x=x, r=residual, **__: returned(x.clone(), r.clone())
     try:
@@ -101,7 +101,7 @@ def _captures_streams(
     )
 
 
-def _reduced(parts: Anatomy, x: Tensor) -> Tensor:
+def reduced(parts: Anatomy, x: Tensor) -> Tensor:
     """A layer's output as it enters the residual stream."""
     from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_reduce
 

@@ -1,0 +1,50 @@
+"""What a line of evidence (`prove`) must show; used by the tests and by the table in docs/models.md."""
+
+from plugin.checks import TIE
+
+TOLERANCE = 1e-3  # absolute, states and logits, in float32
+BFLOAT16_FACTOR = 1.5  # a candidate's relative error over that of stock's own final state
+MIN_ROWS = 20
+
+
+def problems(row):
+    """What is wrong with one line, as sentences; empty if it proves its architecture."""
+    if "error" in row:
+        return [row["error"].strip().splitlines()[-1]]
+    found = []
+    exact = row["dtype"] == "float32"
+    errors = row["relative_error_by_depth"]
+    if not exact and max(errors) > BFLOAT16_FACTOR * errors[0]:
+        found.append(
+            f"a candidate's error {max(errors)} is over {BFLOAT16_FACTOR} x that of the final state {errors[0]}"
+        )
+    # Two units in the last place of values between 2 and 4.
+    if row["last_stream_error"] > (1e-5 if exact else 2 * 2**-6):
+        found.append(f"norm(stream after the last layer) differs from the final state by {row['last_stream_error']}")
+    for name, least in {"depths": MIN_ROWS if exact else 0, "depths_from_own_logits": MIN_ROWS}.items():
+        depths = row[name]
+        if depths["equal"] != depths["compared"]:
+            found.append(f"{name}: {depths['equal']} of {depths['compared']} equal the oracle's")
+        if depths["compared"] < least:
+            found.append(f"{name}: only {depths['compared']} rows are decided by more than {depths['gap']} nats")
+    if len(row["depths_seen"]) < 3:
+        found.append(f"only depths {row['depths_seen']} were selected: too easy")
+    if not row["p0_bit_equal"] and "enforce_eager" not in row["options"]:
+        found.append("p=0 differs from the plugin switched off")
+    for model, stock in row["untouched"].items():
+        if not stock:
+            found.append(f"a model that must be stock is not: {model}")
+    for decision in row.get("batched", {}).get("left_at", []):
+        if min(decision["gap"], decision["margin"]) > TIE:
+            found.append(f"a batched sequence left the oracle's without a tie: {decision}")
+    return found
+
+
+def state_problems(measured, exact):
+    """What is wrong with states and logits, of the text prompts or of the one with an image."""
+    worst, errors = max(measured["state_error"], measured["logit_error"]), measured["relative_error_by_depth"]
+    if exact:
+        return [f"states or logits are off by {worst:.1e}"] if worst > TOLERANCE else []
+    if max(errors) > BFLOAT16_FACTOR * errors[0]:
+        return [f"a candidate's error {max(errors)} is over {BFLOAT16_FACTOR} x that of the final state {errors[0]}"]
+    return []

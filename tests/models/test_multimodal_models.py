@@ -1,0 +1,20 @@
+"""Every multimodal wrapper, with text and with an image, as a tiny checkpoint against transformers."""
+
+import pytest
+
+from models.checkpoints import BEYOND, LISTED
+from models.criteria import problems
+from models.evidence import gather
+
+TAGS = [tag for tag in LISTED + BEYOND if "ForConditionalGeneration" in tag]
+pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
+
+
+@pytest.fixture(scope="module")
+def evidence(tmp_path_factory):
+    return gather(TAGS, tmp_path_factory.mktemp("evidence"))
+
+
+@pytest.mark.parametrize("tag", TAGS)
+def test_states_logits_and_depths_are_those_of_transformers(tag, evidence):
+    assert problems(evidence[tag]) == []
