@@ -83,7 +83,7 @@ class TransformersOracle:
         """Logits ``[len(depths), rows, V]`` float64 of positions ``first ..`` of one sequence."""
         return self.candidates(ids, depths)[1][:, first:]
 
-    def select(self, ids, first, window, shift=0, candidates=None, fixed=None):
+    def select(self, ids, first, window, shift=0, candidates=None, fixed=None, min_entropy=0.0):
         """Per row from ``first``: selected logits, depth, smallest decisive entropy gap, top-2 margin."""
         if fixed is not None:
             depths = [fixed]
@@ -99,6 +99,9 @@ class TransformersOracle:
                 reached = trough(h, window)
                 gap = min((abs(h[i + 1] - h[i]) for i in range(min(reached + 1, window))), default=math.inf)
                 d = depth(h, window, shift, candidates)
+                if min_entropy:
+                    gap = min(gap, abs(h[0] - min_entropy))
+                    d = 0 if h[0] <= min_entropy else d
             chosen = logits[d, row]
             second, first_ = np.partition(chosen, -2)[-2:]
             result.append((chosen, fixed if fixed is not None else d, gap, float(first_ - second)))

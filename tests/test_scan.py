@@ -9,77 +9,12 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_model import PLANS, H, ToyModel, V, plan_of
 
 from confident_decoding import scan
-from confident_decoding.config import ConfidentDecodingConfig
 from confident_decoding.entropy import entropy
-from confident_decoding.scan import ModelHead, candidate_states, select
-
-H, V, N = 16, 97, 12
-
-
-class ToyModel:
-    """RMS norm and a head; counts the rows of each projection."""
-
-    def __init__(self, seed=0, dtype=torch.float32):
-        g = torch.Generator().manual_seed(seed)
-        self.gain = (torch.rand(H, generator=g) + 0.5).to(dtype)
-        self.weight = (torch.randn(V, H, generator=g) * 0.7).to(dtype)
-        self.projected = []
-        self.head = ModelHead(self.norm, self.project, entropy, V)
-
-    def norm(self, x):
-        assert x.is_contiguous()
-        return (x.float() * torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + 1e-6)).to(x.dtype) * self.gain
-
-    def project(self, x):
-        assert x.is_contiguous()
-        self.projected.append(len(x))
-        return x @ self.weight.T
-
-    def packed(self, rows, depths, seed=1):
-        g = torch.Generator().manual_seed(seed)
-        raw = torch.randn(len(depths), rows, H, generator=g).to(self.gain.dtype) * torch.linspace(3, 0.5, len(depths))[
-            :, None, None
-        ].to(self.gain.dtype)
-        states = torch.stack([self.norm(raw[i].contiguous()) if d == 0 else raw[i] for i, d in enumerate(depths)])
-        return states.transpose(0, 1).reshape(rows, -1)
-
-    def expected(self, packed, plan):
-        """float64, numpy, one row and one depth at a time."""
-        rows = []
-        for row in packed.double().numpy().reshape(len(packed), len(plan.depths), H):
-            logits = []
-            for d, state in zip(plan.depths, row, strict=True):
-                scale = self.gain.double().numpy() / math.sqrt((state**2).mean() + 1e-6) if d else 1.0
-                logits.append(self.weight.double().numpy() @ (state * scale))
-            if plan.fixed_depth is not None:
-                rows.append((plan.fixed_depth, logits[1]))
-                continue
-            h = [oracle.entropy(x) for x in logits]
-            d = oracle.depth(h, plan.window, plan.shift, plan.candidates)
-            rows.append((d, logits[d]))
-        return rows
-
-
-def plan_of(**keys):
-    return ConfidentDecodingConfig(**keys).resolve(N)
-
-
-PLANS = [
-    {},
-    {"select_method": "trough-m1"},
-    {"select_method": "trough-m2"},
-    {"select_method": "trough-p1"},
-    {"select_method": "trough-p2"},
-    {"trough_backtrack_ratio": 0.5},
-    {"trough_max_backtrack_layers": -1},
-    {"trough_max_backtrack_layers": 2},
-    {"trough_max_backtrack_layers": 1},
-    {"select_method": "last-m1"},
-    {"select_method": "last-m8"},
-    {"select_method": "trough-m2", "trough_backtrack_ratio": 0.5},
-]
+from confident_decoding.model_head import ModelHead
+from confident_decoding.scan import candidate_states, select
 
 
 @pytest.mark.parametrize("keys", PLANS, ids=str)

@@ -82,6 +82,8 @@ class SelectionPlan:
         fixed_depth: Depth of ``last-mK``, or None.
         depths: Captured depths, ascending, depth 0 first: what a packed row holds.
         p: Probability that a row uses the selected layer.
+        min_entropy: Rows whose final-layer entropy (nats) is at or below this stay at the final
+            layer without a scan; 0 = no such rows.
     """
 
     num_layers: int
@@ -91,6 +93,7 @@ class SelectionPlan:
     fixed_depth: int | None
     depths: tuple[int, ...]
     p: float
+    min_entropy: float = 0.0
 
     @property
     def selects_nothing(self) -> bool:
@@ -129,6 +132,14 @@ class ConfidentDecodingConfig(BaseModel):
         float | None,
         Field(ge=0, le=1, description="a number from 0 to 1: the share of the layers that are candidates"),
     ] = None
+    trough_min_entropy: Annotated[
+        float,
+        Field(
+            ge=0,
+            description="nats from 0: rows whose final-layer entropy is at or below it stay at the final layer "
+            "without a scan (0 = scan every row, exact)",
+        ),
+    ] = 0.0
     trough_log_interval: Annotated[int, Field(ge=0, description="a whole number of steps from 0 (0 = never log)")] = 0
 
     @field_validator("select_method")
@@ -199,7 +210,8 @@ class ConfidentDecodingConfig(BaseModel):
             return SelectionPlan(n, k + 1, 0, 0, k, (0, k), self.p)
         candidates, window = self._window(n)
         deepest = min(candidates - 1, window + max(method.shift, 0))
-        return SelectionPlan(n, candidates, window, method.shift, None, tuple(range(deepest + 1)), self.p)
+        depths = tuple(range(deepest + 1))
+        return SelectionPlan(n, candidates, window, method.shift, None, depths, self.p, self.trough_min_entropy)
 
     def _window(self, n: int) -> tuple[int, int]:
         if self.trough_max_backtrack_layers is None and self.trough_backtrack_ratio is None:

@@ -1,4 +1,4 @@
-"""From packed rows to selected logits: the dense scan.
+"""From packed rows to selected logits: chunks of rows, the dense scan, fixed layers.
 
 A packed row ``[n*H]`` holds the final *normed* state, then the raw residual states of the other
 n-1 captured depths. The scan needs three things of the model, all passed in: its final norm, its
@@ -6,52 +6,19 @@ output head, and the entropy of the head's logits.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from confident_decoding.config import SelectionPlan
-from confident_decoding.selection import mix_depths, scan_depths, shift_depths
+from confident_decoding.model_head import ModelHead, Selection
+from confident_decoding.rounds import scan_in_rounds
+from confident_decoding.selection import mix_depths, scan_depths, settle_depths
 
 CHUNK_ELEMENTS = 1 << 27
 """Logits that one chunk of rows may hold over all candidates (256 MiB in bf16). Prompt rows come by
 the thousands; with chunks the peak does not grow with the number of candidates."""
-
-
-@dataclass(frozen=True)
-class ModelHead:
-    """The model's own operations, on this rank.
-
-    Attributes:
-        norm: Final norm, ``[m, H]`` raw residual states to ``[m, H]``.
-        project: Output head, ``[m, H]`` normed states to logits ``[m, V/tp]``.
-        entropies: Logits ``[m, V/tp]`` to ``[m]`` fp32 nats over the whole vocabulary, of the
-            distribution that sampling starts from (soft cap and scale included).
-        columns: V/tp, columns of ``project``'s result (for chunking).
-    """
-
-    norm: Callable[[Tensor], Tensor]
-    project: Callable[[Tensor], Tensor]
-    entropies: Callable[[Tensor], Tensor]
-    columns: int
-
-
-@dataclass(frozen=True)
-class Selection:
-    """The result of one call.
-
-    Attributes:
-        logits: ``[B, V/tp]`` of the selected layers, as ``project`` returned them; private memory.
-        depths: ``[B]`` int64, after mixing.
-        final_entropies: ``[B]`` fp32 nats at depth 0, or None where they were not asked for.
-        entropies: ``[n, B]`` fp32 nats at each captured depth, or None for a fixed layer.
-    """
-
-    logits: Tensor
-    depths: Tensor
-    final_entropies: Tensor | None
-    entropies: Tensor | None = None
 
 
 def select(
@@ -77,12 +44,17 @@ def select(
         return Selection(logits, depths, head.entropies(logits) if with_final_entropies else None)
     # p=0 is the regression setting: the scan runs, and the logits are those of the stock call.
     stock = head.project(packed[:, : packed.shape[1] // n].contiguous()) if plan.p == 0 else None
-    chunk = max(1, CHUNK_ELEMENTS // (n * max(1, head.columns)))
+    lazy = head.rows_per_read is not None and plan.fixed_depth is None
+    # A lazy scan holds a row's best logits and the two of its first round; a dense one all n.
+    chunk = max(1, CHUNK_ELEMENTS // ((3 if lazy else n) * max(1, head.columns)))
 
     def part(rows: slice) -> Selection:
         some_draws = None if draws is None else draws[rows]
         if plan.fixed_depth is not None:
             return _fixed(packed[rows], plan, head, some_draws, with_final_entropies)
+        if head.rows_per_read is not None:
+            most = max(1, CHUNK_ELEMENTS // max(1, head.columns))
+            return scan_in_rounds(packed[rows], plan, head, some_draws, min(head.rows_per_read, most))
         return _scan(packed[rows], plan, head, some_draws)
 
     if rows <= chunk:
@@ -115,7 +87,7 @@ def _scan(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | 
     """Project all candidates at once, find the trough, take its logits."""
     logits = head.project(candidate_states(packed, len(plan.depths), head.norm))
     entropies = head.entropies(logits).view(len(plan.depths), -1)
-    depths = shift_depths(scan_depths(entropies, plan.window), plan.shift, plan.candidates)
+    depths = settle_depths(scan_depths(entropies, plan.window), entropies[0], plan)
     depths = _mix(depths, plan.p, draws)
     rows = torch.arange(len(depths), device=depths.device)
     return Selection(logits[depths * len(depths) + rows], depths, entropies[0], entropies)

@@ -3,6 +3,8 @@
 import torch
 from torch import Tensor
 
+from confident_decoding.config import SelectionPlan
+
 _MASK64 = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_A = 0xBF58476D1CE4E5B9
@@ -32,6 +34,21 @@ def scan_depths(entropies: Tensor, window: int) -> Tensor:
 def shift_depths(depths: Tensor, shift: int, candidates: int) -> Tensor:
     """Move depths ``[B]`` by ``shift`` (+ = shallower layer) and clamp them to ``[0, candidates - 1]``."""
     return (depths + shift).clamp(0, candidates - 1) if shift else depths
+
+
+def settle_depths(troughs: Tensor, final_entropies: Tensor, plan: SelectionPlan) -> Tensor:
+    """From the trough to the depth that the method selects: its shift, and the rows that it leaves alone.
+
+    Args:
+        troughs: ``[B]``, from the scan.
+        final_entropies: ``[B]`` nats at depth 0. Rows at or under ``plan.min_entropy`` (if that is not 0)
+            stay at the final layer.
+        plan: The method.
+    """
+    depths = shift_depths(troughs, plan.shift, plan.candidates)
+    if plan.min_entropy == 0:
+        return depths
+    return torch.where(final_entropies <= plan.min_entropy, torch.zeros_like(depths), depths)
 
 
 def mix_depths(depths: Tensor, draws: Tensor, p: float) -> Tensor:

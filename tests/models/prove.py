@@ -150,7 +150,8 @@ def compare(reference, ids, record, **inputs):
     return entropies, {
         "state_error": float(np.abs(record["states"] - states).max()),
         "logit_error": float(np.abs(record["logits"] - logits)[finite].max()),
-        "entropy_error": float(np.abs(record["entropies"] - entropies).max()),
+        # A lazy scan does not look at every depth.
+        "entropy_error": float(np.nanmax(np.abs(record["entropies"] - entropies))),
         "relative_error_by_depth": [float(f"{error:.2g}") for error in relative.mean(axis=1)],
     }
 

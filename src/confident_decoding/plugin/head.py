@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from confident_decoding import scan, stats
+from confident_decoding import planner, scan, stats
 from confident_decoding.config import SelectionPlan
 from confident_decoding.entropy import combine_statistics, shard_statistics
+from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.plugin.rows import Rows
 from confident_decoding.selection import hashed_draws
 
@@ -100,11 +101,12 @@ class SelectingHead:
                 f"confident-decoding: rows of width {width} reached the output head; expected {self._hidden} (plain) "
                 f"or {n * self._hidden} (packed, {n} states)."
             )
-        model_head = scan.ModelHead(
+        model_head = ModelHead(
             norm=self._final_state,
             project=lambda states: self._stock(lm_head, states, embedding_bias),
             entropies=lambda logits: entropies(self._processor, lm_head, logits, self._after_logits),
             columns=lm_head.num_embeddings_per_partition,
+            rows_per_read=planner.rows_per_read(hidden_states.device),
         )
         # Whether a step is logged must not depend on the rank: the entropies are gathered.
         step = self._step + 1 if self.rows == "sampled" and len(hidden_states) else 0
@@ -123,7 +125,7 @@ class SelectingHead:
         rows = torch.arange(len(packed), device=packed.device)
         return hashed_draws(rows, self._seed, self._calls)
 
-    def _report(self, selection: scan.Selection, due: bool) -> None:
+    def _report(self, selection: Selection, due: bool) -> None:
         counters = self._processor.get_buffer(COUNTERS)
         stats.count(counters, selection.depths, prompt=self.rows == "prompt")
         if due and selection.final_entropies is not None:

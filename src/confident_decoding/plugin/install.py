@@ -75,7 +75,8 @@ def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: Selection
     layers = ", ".join(str(plan.layer(d)) for d in plan.depths)
     logger.info(
         "confident-decoding %s armed: select_method=%s p=%.2f candidates=%d window=%d layers=[%s] of 0..%d "
-        "trough_log_interval=%d (vLLM %s, %s model runner). Packed rows add %.1f MiB at max_num_batched_tokens=%d%s.",
+        "trough_min_entropy=%g trough_log_interval=%d (vLLM %s, %s model runner). Packed rows add %.1f MiB at "
+        "max_num_batched_tokens=%d%s.",
         confident_decoding.__version__,
         config.select_method,
         plan.p,
@@ -83,6 +84,7 @@ def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: Selection
         plan.window,
         layers,
         plan.num_layers - 1,
+        config.trough_min_entropy,
         config.trough_log_interval,
         vllm.__version__,
         "V2" if vllm_config.use_v2_model_runner else "V1",

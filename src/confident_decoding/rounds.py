@@ -1,0 +1,111 @@
+"""The lazy scan: project a candidate only for rows whose scan has reached it.
+
+Depth d+1 matters only for rows whose entropy still fell at depth d. Rows are worked on in *rounds*:
+each projects, for the rows that are still descending, as many further depths as one reading of the
+head's weight pays for, keeps the best logits of each row, and drops rows whose scan has ended. The
+number of rows in a round is read by the host, so this form is for devices where that costs nothing
+(the CPU). Depths are those of the dense scan.
+"""
+
+import torch
+from torch import Tensor
+
+from confident_decoding.config import SelectionPlan
+from confident_decoding.model_head import ModelHead, Selection
+from confident_decoding.selection import mix_depths, settle_depths
+
+
+def scan_in_rounds(
+    packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None, rows_per_read: int
+) -> Selection:
+    """Scan rows ``[B, n*H]`` in rounds of about ``rows_per_read`` projected candidates.
+
+    Args:
+        packed: Packed rows.
+        plan: What to select; not a fixed layer.
+        head: The model's norm, head and entropy.
+        draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``. Rows that mixing keeps at the final
+            layer are not scanned.
+        rows_per_read: See `planner`.
+
+    Returns:
+        As of the dense scan, but that ``entropies`` are NaN where the scan did not look.
+    """
+    scan = _Scan(packed, plan, head)
+    mixes = 0 < plan.p < 1
+    if mixes and draws is None:
+        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
+    wanted = torch.arange(len(packed), device=packed.device)
+    if mixes and draws is not None:
+        wanted = wanted[draws < plan.p]
+    scanning = scan.start(wanted)
+    depth = 1 if plan.min_entropy == 0 else 0
+    while depth < plan.window and len(scanning):
+        ahead = min(max(1, rows_per_read // len(scanning)), plan.window - depth)
+        scanning = scan.descend(scanning, depth + 1, ahead)
+        depth += ahead
+    depths = settle_depths(scan.depths, scan.entropies[0], plan)
+    if plan.p == 0:  # the regression setting: the caller returns the stock logits
+        return Selection(scan.logits, torch.zeros_like(depths), scan.entropies[0], scan.entropies)
+    if mixes and draws is not None:
+        depths = mix_depths(depths, draws, plan.p)
+    return Selection(scan.logits_at(depths), depths, scan.entropies[0], scan.entropies)
+
+
+class _Scan:
+    """What is known of each row so far: entropies ``[n, B]``, the trough ``[B]``, its logits ``[B, V/tp]``."""
+
+    def __init__(self, packed: Tensor, plan: SelectionPlan, head: ModelHead) -> None:
+        self._states = packed.reshape(len(packed), len(plan.depths), packed.shape[1] // len(plan.depths))
+        self._plan, self._head = plan, head
+        self.entropies = torch.full(
+            (len(plan.depths), len(packed)), torch.nan, dtype=torch.float32, device=packed.device
+        )
+        self.logits = packed.new_empty(0, 0)
+        self.depths = torch.zeros(len(packed), dtype=torch.int64, device=packed.device)
+
+    def start(self, wanted: Tensor) -> Tensor:
+        """Project depth 0 of all rows and, in the same reading of the weight, depth 1 of those that will need it.
+
+        Returns:
+            Rows whose scan goes on.
+        """
+        rows, final = len(self.depths), self._states[:, 0]
+        shares = self._plan.window > 0 and self._plan.min_entropy == 0 and len(wanted) > 0
+        states = torch.cat([final, self._normed(wanted, 1, 1)]) if shares else final.contiguous()
+        logits = self._head.project(states)
+        found = self._head.entropies(logits)
+        self.entropies[0] = found[:rows]
+        self.logits = logits[:rows].clone() if shares else logits
+        if shares:
+            return self._take(wanted, 1, logits[rows:], found[rows:].view(1, -1))
+        undecided = ~(self.entropies[0, wanted] <= self._plan.min_entropy)  # a NaN is not settled by the threshold
+        return wanted[undecided]
+
+    def descend(self, scanning: Tensor, depth: int, ahead: int) -> Tensor:
+        """Project depths ``depth .. depth+ahead-1`` of the rows ``scanning``; returns those that go on."""
+        logits = self._head.project(self._normed(scanning, depth, ahead))
+        return self._take(scanning, depth, logits, self._head.entropies(logits).view(ahead, -1))
+
+    def logits_at(self, depths: Tensor) -> Tensor:
+        """Logits ``[B, V/tp]`` at ``depths``: those that were kept, projected anew where a shift asks for others."""
+        moved = (depths != self.depths).nonzero()[:, 0]
+        if len(moved):
+            states = self._states[moved, depths[moved]]
+            normed = self._head.norm(states.clone())
+            self.logits[moved] = self._head.project(torch.where((depths[moved] == 0)[:, None], states, normed))
+        return self.logits
+
+    def _normed(self, rows: Tensor, depth: int, ahead: int) -> Tensor:
+        raw = self._states[rows, depth : depth + ahead].transpose(0, 1)
+        return self._head.norm(raw.reshape(-1, raw.shape[-1]).contiguous())
+
+    def _take(self, rows: Tensor, depth: int, logits: Tensor, found: Tensor) -> Tensor:
+        """Advance ``rows`` through ``found`` ``[a, m]``, entropies of depths from ``depth`` on."""
+        self.entropies[depth : depth + len(found), rows] = found
+        before = torch.cat([self.entropies[depth - 1, rows][None], found[:-1]])
+        steps = (found < before).to(torch.int64).cumprod(0).sum(0)
+        moved = steps.nonzero()[:, 0]
+        self.logits[rows[moved]] = logits[(steps[moved] - 1) * len(rows) + moved]
+        self.depths[rows] += steps
+        return rows[steps == len(found)]
