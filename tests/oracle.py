@@ -77,6 +77,9 @@ class TransformersOracle:
             if depths is None or depths[0] == 0:
                 # The reading of hidden_states above is transformers' own last layer.
                 assert torch.allclose(logits[0], out.logits[0].double(), atol=1e-4, rtol=1e-4)
+            if suppressed := self.model.generation_config.suppress_tokens:
+                # transformers does this while generating; the distribution that sampling starts from is without them.
+                logits[..., suppressed] = -torch.inf
             return states.numpy(), logits.numpy()
 
     def rows(self, ids, first, depths):

@@ -72,7 +72,9 @@ def verdict(architecture: str, registry: dict, seen: tuple[str, ...] = ()) -> tu
         part = inner[0]
         if part.__name__ in WITHOUT_CAPTURE.values():
             return "ours", part.__name__
-        return ("captures" if forward_captures(part) else "none"), part.__name__
+        # PLaMo 3 captures in a decoder module inside its inner model.
+        captures = forward_captures(part) or any(forward_captures(inside) for inside in _inner_models(part))
+        return ("captures" if captures else "none"), part.__name__
     for text in _named_text_models(cls, registry):
         if text not in (architecture, *seen):
             return verdict(text, registry, (*seen, architecture))

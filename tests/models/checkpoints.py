@@ -55,6 +55,8 @@ def build(tag, folder, seed=0, all_experts=False):
                 parameter.add_(torch.randn_like(parameter) * 0.05)
             elif parameter.ndim == 3 or not parameter.any():  # Gemma 3's projection of images starts as zero
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+    for key, value in made.generation.items():
+        setattr(model.generation_config, key, value)
     folder = Path(folder)
     model.to(torch.float32).save_pretrained(folder)
     return folder if made.for_vllm is None else _rewritten(made, folder)

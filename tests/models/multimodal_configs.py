@@ -172,6 +172,7 @@ MULTIMODAL = {
             "boa_token_id": VOCAB - 6,
             "eoa_token_index": VOCAB - 7,
         },
+        generation={"suppress_tokens": [17, 300, 301]},
         options=TEXT_ONLY,
     ),
 }

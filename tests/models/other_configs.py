@@ -45,6 +45,8 @@ OTHERS = {
         # Full attention only: on sliding layers stock vLLM and transformers differ already.
         {**BASE, "head_dim": 32, **MOE, "logit_scale": 0.25, "layer_types": ["full_attention"] * LAYERS},
     ),
+    # A top-level class that is compiled as a whole.
+    "Ernie4_5ForCausalLM": row("Ernie4_5Config", HEADS),
     "Phi3ForCausalLM": row("Phi3Config", {**UNTIED}),
 }
 

@@ -124,6 +124,17 @@ def by_position(calls, prompt_length):
     return joined
 
 
+def difference_from_returned(output, record):
+    """Largest difference of the logprobs that the engine returned from those of the layers that it chose."""
+    worst, completion = 0.0, output.outputs[0]
+    first = len(output.prompt_token_ids) - 1
+    for step, at in enumerate(completion.logprobs):
+        logits = record["logits"][record["depths"][first + step], first + step].astype(np.float64)
+        logprobs = logits - logits.max() - np.log(np.exp(logits - logits.max()).sum())
+        worst = max(worst, *(abs(logprobs[token] - value.logprob) for token, value in at.items()))
+    return float(worst)
+
+
 def agreement(entropies, depths, tolerance):
     """Rows whose depth is decided by more than ``tolerance``: ``(compared, equal)``."""
     window, compared, equal = len(entropies) - 1, 0, 0
@@ -177,20 +188,23 @@ def prove(tag, folder, dtype, with_image=False, isolate=False, **options):
         picture, _, model_inputs = images.inputs(tag, served)
 
     def recorded(llm):
-        requests, stream_error = [], 0.0
+        # Module hooks run in eager mode only.
+        requests, stream_error, returned_error = [], None if "enforce_eager" in options else 0.0, 0.0
         for given in [*inputs, *([picture] if with_image else [])]:
             llm.collective_rpc(recorder.start)
             try:
                 (output,) = generate(llm, [given], prompt_logprobs=0, logprobs=5)
-                if "enforce_eager" not in options:  # module hooks run in eager mode only
+                if stream_error is not None:
                     stream_error = max(stream_error, *llm.collective_rpc(recorder.last_stream_error))
             finally:
                 record, *others = llm.collective_rpc(recorder.fetch)
             assert all(same_depths(record, other) for other in others), "tensor-parallel ranks chose differently"
-            ids = output.prompt_token_ids
-            requests.append(([*ids, *output.outputs[0].token_ids[:-1]], by_position(record, len(ids))))
+            ids, record = output.prompt_token_ids, by_position(record, len(output.prompt_token_ids))
+            returned_error = max(returned_error, difference_from_returned(output, record))
+            requests.append(([*ids, *output.outputs[0].token_ids[:-1]], record))
         batched = [out.outputs[0].token_ids for out in generate(llm, inputs)]
-        return requests, stream_error, batched, all(llm.collective_rpc(recorder.draft_untouched))
+        errors = {"last_stream_error": stream_error, "returned_logprob_error": returned_error}
+        return requests, errors, batched, all(llm.collective_rpc(recorder.draft_untouched))
 
     def logprobs(llm):
         return plain(generate(llm, inputs, prompt_logprobs=2, logprobs=5))
@@ -207,7 +221,7 @@ def prove(tag, folder, dtype, with_image=False, isolate=False, **options):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(isolated, cloudpickle.dumps(arguments)).result()
 
-    requests, stream_error, batched, draft = run(recorded, SWITCH, **(images.ENGINE if with_image else {}))
+    requests, engine_errors, batched, draft = run(recorded, SWITCH, **(images.ENGINE if with_image else {}))
     image_request = requests.pop() if with_image else None
     stock, off = run(stock_run, {})
     regression = run(logprobs, {**SWITCH, "p": 0})
@@ -231,7 +245,7 @@ def prove(tag, folder, dtype, with_image=False, isolate=False, **options):
         "rows": len(all_depths),
         "depths_seen": sorted(set(all_depths)),
         **worst,
-        "last_stream_error": stream_error,
+        **engine_errors,
         "depths": total(decided, tolerance),
         "depths_from_own_logits": total(decided_by_own, TOLERANCE),
         "p0_bit_equal": regression == stock,

@@ -72,9 +72,9 @@ def anatomy(worker):
 
 
 def selecting_head(worker):
-    from confident_decoding.plugin.anatomy import _logits_processor
+    from confident_decoding.plugin.anatomy import logits_processor
 
-    return _logits_processor(worker.model_runner.get_model())._apply_head
+    return logits_processor(worker.model_runner.get_model())._apply_head
 
 
 def untouched(worker):

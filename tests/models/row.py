@@ -19,6 +19,7 @@ class Checkpoint:
         options: Further arguments of ``vllm.LLM``.
         cpu_options: Those that its CPU engine needs on top.
         env: Environment variables that the engine needs.
+        generation: Settings of its generation_config.json.
         for_vllm: Rewrites ``(tensors, config.json)`` for vLLM.
     """
 
@@ -29,6 +30,7 @@ class Checkpoint:
     options: dict = field(default_factory=dict)
     cpu_options: dict = field(default_factory=dict)
     env: dict = field(default_factory=dict)
+    generation: dict = field(default_factory=dict)
     for_vllm: Callable | None = None
 
 

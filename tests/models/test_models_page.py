@@ -36,6 +36,7 @@ def test_evidence_can_fail():
         "p=0 differs": {"p0_bit_equal": False},
         "must be stock": {"untouched": {"switched_off": False}},
         "left the oracle's without a tie": {"batched": {"left_at": [{"gap": 0.1, "margin": 0.1}]}},
+        "returned logprobs are off": {"returned_logprob_error": 0.01},
         "over 1.5 x": {"dtype": "bfloat16", "relative_error_by_depth": [0.01, 0.02]},
     }
     assert problems(good_line()) == []

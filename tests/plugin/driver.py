@@ -81,6 +81,14 @@ def drafter(llm):
     }
 
 
+def lora_requests(paths):
+    """One LoRA request, or None, for each path, or None."""
+    from vllm.lora.request import LoRARequest
+
+    known = sorted({path for path in paths if path})
+    return [path and LoRARequest(Path(path).name, 1 + known.index(path), path) for path in paths]
+
+
 def pooled(llm, prompts):
     """Embeddings of a pooling engine, as lists."""
     return [
@@ -113,7 +121,8 @@ def run(job, lines):
             params = (
                 [SamplingParams(**s) for s in sampling] if isinstance(sampling, list) else SamplingParams(**sampling)
             )
-            outputs = llm.generate(prompts, params, use_tqdm=False)
+            adapters = lora_requests(call["lora"]) if "lora" in call else None
+            outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
             result["calls"].append(
                 {
                     "seconds": time.perf_counter() - start,

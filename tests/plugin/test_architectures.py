@@ -179,3 +179,15 @@ def test_fast_prefill_is_refused_by_name(run_engines, tiny):
     engine = tiny_engine(tiny("Gemma4ForCausalLM-ple"), on(), kv_sharing_fast_prefill=True)
     (result,) = run_engines([{"engine": engine, "calls": [], "may_fail": True}])
     assert "kv-sharing-fast-prefill" in result["error"]
+
+
+@pytest.mark.slow
+def test_a_class_that_is_compiled_as_a_whole(run_engines, tiny):
+    """Its forward was bound when it was built; a forward put on a subclass later would never be called."""
+    calls = [{"prompts": some_prompts(VOCAB), "sampling": greedy(12)}]
+    jobs = [
+        {"engine": tiny_engine(tiny("Ernie4_5ForCausalLM"), on(), enforce_eager=eager), "calls": calls}
+        for eager in (True, False)
+    ]
+    eager, compiled = (result["calls"][0]["tokens"] for result in run_engines(jobs))
+    assert compiled == eager

@@ -230,7 +230,6 @@ def test_a_pooling_engine_is_left_alone(run_engines, smollm2):
 @pytest.mark.parametrize(
     ("options", "named"),
     [
-        ({"enable_lora": True}, "LoRA"),
         ({"kv_sharing_fast_prefill": True}, "--kv-sharing-fast-prefill"),
     ],
     ids=str,

@@ -229,7 +229,6 @@ def config_with(**changes):
         for m in ("eagle", "eagle3", "mtp", "medusa", "draft_model", "dflash")
     ]
     + [
-        ({"lora_config": object()}, "LoRA"),
         ({"cache_config": types.SimpleNamespace(kv_sharing_fast_prefill=True)}, "--kv-sharing-fast-prefill"),
         ({"compilation_config": types.SimpleNamespace(pass_config=types.SimpleNamespace(enable_sp=True))}, "enable_sp"),
         ({"parallel_config": types.SimpleNamespace(prefill_context_parallel_size=2)}, "prefill context"),

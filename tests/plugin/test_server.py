@@ -65,13 +65,19 @@ def test_a_bad_configuration_stops_the_start_before_weights_load(config, parts, 
 
 
 def processes_with(variable):
-    """Ids of all processes with this ``NAME=value`` in their environment."""
-    found = []
-    for path in Path("/proc").glob("[0-9]*/environ"):
-        with contextlib.suppress(OSError):
-            if variable.encode() in path.read_bytes():
-                found.append(int(path.parent.name))
-    return found
+    """Ids of all processes with this ``NAME=value`` in their environment, and of all in their sessions.
+
+    The engine's processes set their titles over the memory that /proc shows as their environment.
+    """
+    sessions, marked = {}, set()
+    for path in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError, ValueError):
+            pid = int(path.name)
+            sessions[pid] = os.getsid(pid)
+            if variable.encode() in (path / "environ").read_bytes():
+                marked.add(pid)
+    started = {sessions[pid] for pid in marked if pid in sessions}
+    return sorted(pid for pid, session in sessions.items() if pid in marked or session in started)
 
 
 @pytest.fixture(scope="module")
@@ -91,7 +97,7 @@ def one_worker(smollm2, tmp_path_factory):
         "together": together,
         "log": log.read_text(),
         "during": during,
-        "after": processes_with(mark),
+        "after": [pid for pid in {*during, *processes_with(mark)} if Path(f"/proc/{pid}").exists()],
     }
 
 

@@ -60,7 +60,10 @@ def language_model(top: nn.Module) -> nn.Module:
     """The text model of a top-level model, by vLLM's own rule (``SupportsEagle3``)."""
     get: Any = getattr(top, "get_language_model", None)
     if get is not None:
-        return get()
+        try:
+            return get()
+        except NotImplementedError:  # the interface's default
+            pass
     return getattr(top, "language_model", top)
 
 
@@ -86,13 +89,20 @@ def dissect(top: nn.Module, num_layers: int) -> Anatomy:
             f"{type(inner).__name__} has no final norm (looked for: {', '.join(NORMS)}) and {num_layers} `layers` "
             "where they are expected",
         )
-    return Anatomy(top, inner, layers, norm, _logits_processor(top), quirks_of(top))
+    if any(getattr(layer, "fuse_input_allreduce", False) for layer in layers):  # MiniMax-M3 under tensor parallelism
+        raise refusal(top, "some of its layers pass on sums that are not reduced over the tensor-parallel ranks")
+    return Anatomy(top, inner, layers, norm, _plain_processor(top), quirks_of(top))
 
 
-def _logits_processor(top: nn.Module) -> Any:
+def logits_processor(top: nn.Module) -> Any:
+    """The module that turns final states into logits: a ``LogitsProcessor``, or what LoRA has put around it."""
+    return getattr(language_model(top), "logits_processor", None) or getattr(top, "logits_processor", None)
+
+
+def _plain_processor(top: nn.Module) -> Any:
     from vllm.model_executor.layers.logits_processor import LogitsProcessor
 
-    processor = getattr(language_model(top), "logits_processor", None) or getattr(top, "logits_processor", None)
+    processor = logits_processor(top)
     if not isinstance(processor, LogitsProcessor) or processor.logits_as_input:
         raise refusal(top, "it has no LogitsProcessor that applies an output head")
     return processor

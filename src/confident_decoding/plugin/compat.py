@@ -49,8 +49,6 @@ def unsupported_combinations(vllm_config: Any) -> Iterator[str]:
             f"speculative decoding with method {method!r} (it feeds the target's hidden states to the drafter). "
             f"Supported methods: {', '.join(SPECULATION)}"
         )
-    if vllm_config.lora_config is not None:
-        yield "LoRA (--enable-lora). Merge the adapter into the checkpoint, or serve without --enable-lora"
     if getattr(vllm_config.cache_config, "kv_sharing_fast_prefill", False):
         yield "--kv-sharing-fast-prefill (it drops the captured states)"
     passes = getattr(vllm_config.compilation_config, "pass_config", None)

@@ -63,7 +63,7 @@ QUIRKS = {
         )
     ),
     # vllm/models/deepseek_v32/nvidia/model.py: the all-reduce is left to the next layer's norm
-    "DeepseekV32ForCausalLM": Quirks(partial_sums=lambda inner: not inner.use_sequence_parallel),
+    "DeepseekV32ForCausalLM": Quirks(partial_sums=lambda inner: not getattr(inner, "use_sequence_parallel", False)),
 }
 
 

@@ -15,7 +15,8 @@ from torch import Tensor
 
 from confident_decoding import planner, scan, stats
 from confident_decoding.config import SelectionPlan
-from confident_decoding.entropy import combine_statistics, shard_statistics
+from confident_decoding.depthwise import select_depthwise
+from confident_decoding.entropy import combine_statistics, entropy, shard_statistics
 from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.plugin.rows import Rows
 from confident_decoding.selection import hashed_draws
@@ -108,14 +109,33 @@ class SelectingHead:
             columns=lm_head.num_embeddings_per_partition,
             rows_per_read=planner.rows_per_read(hidden_states.device),
         )
+        return self._select(
+            hidden_states, self.rows, lambda draws, due: scan.select(hidden_states, self._plan, model_head, draws, due)
+        )
+
+    def takes_calls(self, processor: Any, states: Tensor) -> bool:
+        """Whether ``compute_logits`` must be called once per candidate: packed rows before a LoRA head.
+
+        ``--enable-lora`` replaces the language model's ``LogitsProcessor`` after loading
+        (``lora/model_manager.py``); its wrapper applies the adapter to the very rows that it is given.
+        """
+        return processor is not self._processor and states.shape[-1] == len(self._plan.depths) * self._hidden
+
+    def select_by_calls(self, packed: Tensor, logits_of: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
+        """Logits ``[B, V]`` of the selected layers, from finished logits of ``[B, H]`` rows."""
+        model_head = ModelHead(self._final_state, logits_of, entropy, self._processor.org_vocab_size)
+        return self._select(packed, rows, lambda draws, _: select_depthwise(packed, self._plan, model_head, draws))
+
+    def _select(self, packed: Tensor, rows: Rows | None, choose: Callable[[Tensor | None, bool], Selection]) -> Tensor:
+        """Draw, choose, count and log; returns the chosen logits."""
         # Whether a step is logged must not depend on the rank: the entropies are gathered.
-        step = self._step + 1 if self.rows == "sampled" and len(hidden_states) else 0
+        step = self._step + 1 if rows == "sampled" and len(packed) else 0
         due = bool(step and self._log_interval and step % self._log_interval == 0)
-        selection = scan.select(hidden_states, self._plan, model_head, self._draws(hidden_states), due)
+        selection = choose(self._draws(packed), due)
         if step:
             self._step, self.serving = step, True
-        if self._log_interval and self._reports and self.rows in ("sampled", "prompt"):
-            self._report(selection, due)
+        if self._log_interval and self._reports and rows in ("sampled", "prompt"):
+            self._report(selection, due, rows)
         return selection.logits
 
     def _draws(self, packed: Tensor) -> Tensor | None:
@@ -125,9 +145,9 @@ class SelectingHead:
         rows = torch.arange(len(packed), device=packed.device)
         return hashed_draws(rows, self._seed, self._calls)
 
-    def _report(self, selection: Selection, due: bool) -> None:
+    def _report(self, selection: Selection, due: bool, rows: Rows) -> None:
         counters = self._processor.get_buffer(COUNTERS)
-        stats.count(counters, selection.depths, prompt=self.rows == "prompt")
+        stats.count(counters, selection.depths, prompt=rows == "prompt")
         if due and selection.final_entropies is not None:
             self._pending.append(
                 stats.PendingSnapshot(self._step, counters, selection.depths, selection.final_entropies)

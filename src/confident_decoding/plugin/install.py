@@ -8,7 +8,7 @@ from torch import nn
 import confident_decoding
 from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
-from confident_decoding.plugin.anatomy import dissect
+from confident_decoding.plugin.anatomy import dissect, logits_processor
 from confident_decoding.plugin.capture import capturing_module, switch_on_capture
 from confident_decoding.plugin.compat import version_problem
 from confident_decoding.plugin.cost import kv_bytes_per_token
@@ -52,7 +52,9 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     device = next(model.parameters()).device
     # A buffer, because sleep level 2 discards plain allocations; not persistent: it is no weight.
     processor.register_buffer(COUNTERS, stats.new_counters(device), persistent=False)
-    swap_class(model, len(plan.depths) - 1, head)
+    # Only LoRA puts another processor in its place, after loading.
+    processor_of = logits_processor if vllm_config.lora_config is not None else lambda _: processor
+    swap_class(model, len(plan.depths) - 1, head, processor_of)
     if reports:
         _announce(vllm_config, config, plan, hidden)
 

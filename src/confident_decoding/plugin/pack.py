@@ -5,6 +5,7 @@ them: indexing, CUDA-graph buffers, padding, chunked prefill.
 """
 
 import sys
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -32,28 +33,33 @@ def pack(output: Any, states: int) -> Tensor:
     return torch.cat([output[0], *reversed(aux)], dim=-1)
 
 
-def swap_class(model: nn.Module, states: int, select: Any) -> None:
+def swap_class(model: nn.Module, states: int, select: Any, processor_of: Callable[[Any], Any]) -> None:
     """Give ``model`` a subclass of its class whose forward packs and whose logits calls are told apart.
 
     Args:
         model: The top-level model instance.
         states: n-1, captured states.
-        select: Its ``rows`` attribute is set to the kind of the rows for the duration of a call;
-            its ``serving`` attribute says whether warm-up is over.
+        select: The `head.SelectingHead`. Its ``rows`` attribute is set to the kind of the rows for the
+            duration of a call; its ``serving`` attribute says whether warm-up is over.
+        processor_of: The model's ``LogitsProcessor`` at the time of a call.
     """
     base: Any = type(model)
 
-    def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
-        output = base.forward(self, *args, **kwargs)
+    # Not `forward`: a class that is compiled as a whole (Ernie 4.5) has bound its own when it was built.
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        output = base.__call__(self, *args, **kwargs)
         return pack(output, states) if states else output
 
     def logits_method(name: str) -> Any:
         stock = getattr(base, name)
 
-        def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-            select.rows = classify(sys._getframe(1), select.serving)
+        def method(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+            rows = select.rows = classify(sys._getframe(1), select.serving)
             try:
-                return stock(self, *args, **kwargs)
+                if not select.takes_calls(processor_of(self), hidden_states):
+                    return stock(self, hidden_states, *args, **kwargs)
+                select.rows = None  # plain rows pass through the head
+                return select.select_by_calls(hidden_states, lambda h: stock(self, h, *args, **kwargs), rows)
             finally:
                 select.rows = None
 
@@ -65,5 +71,5 @@ def swap_class(model: nn.Module, states: int, select: Any) -> None:
     model.__class__ = type(
         base.__name__,
         (base,),
-        {"forward": forward, "__module__": base.__module__, "__qualname__": base.__qualname__, **methods},
+        {"__call__": call, "__module__": base.__module__, "__qualname__": base.__qualname__, **methods},
     )

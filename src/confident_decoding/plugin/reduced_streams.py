@@ -42,7 +42,10 @@ def capture_reduced_streams(parts: Anatomy, indices: tuple[int, ...]) -> bool:
     def forward(self: Any, *args: Any, **kwargs: Any) -> Any:
         states: list[Tensor] = []
         forward_pass.states = states
-        final = base.forward(self, *args, **kwargs)
+        try:
+            final = base.forward(self, *args, **kwargs)
+        finally:
+            del forward_pass.states
         return (final, states) if states else final
 
     inner.__class__ = type(base.__name__, (base,), {"forward": forward, "__module__": base.__module__})

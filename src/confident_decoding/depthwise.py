@@ -1,0 +1,74 @@
+"""The scan where only whole calls of B plain rows are possible: one head call per candidate.
+
+A LoRA output head takes exactly the rows that the batch samples, and returns finished logits. So each
+candidate is a call of its own, and the best logits of each row are kept as the scan goes on. Nothing
+here waits for the device; no more than three ``[B, V]`` tensors are alive at once.
+"""
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from confident_decoding.config import SelectionPlan
+from confident_decoding.model_head import ModelHead, Selection
+from confident_decoding.selection import mix_depths, settle_depths
+
+
+def select_depthwise(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None = None) -> Selection:
+    """Choose a layer for each row and return its logits.
+
+    Args:
+        packed: ``[B, n*H]``.
+        plan: What to select.
+        head: The model's norm; ``project`` returns finished logits ``[B, V]`` and is called with all B rows,
+            contiguous, each time; ``entropies`` takes those.
+        draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``.
+    """
+    n, rows = len(plan.depths), len(packed)
+    states = packed.reshape(rows, n, packed.shape[1] // n)
+
+    def logits_at(place: int) -> Tensor:
+        state = states[:, place].contiguous()
+        return head.project(head.norm(state.clone()) if place else state)
+
+    final = logits_at(0)
+    found = [head.entropies(final)]
+    if plan.fixed_depth is not None:
+        troughs, kept = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device), final
+        depths = troughs
+    else:
+        troughs, kept = _scan(plan.window, final, found, logits_at, head.entropies)
+        depths = settle_depths(troughs, found[0], plan)
+    if plan.p == 0:
+        return Selection(final, torch.zeros_like(depths), found[0], torch.stack(found))
+    if plan.p < 1:
+        if draws is None:
+            raise ValueError("mixing with 0 < p < 1 needs one draw a row")
+        depths = mix_depths(depths, draws, plan.p)
+    if plan.fixed_depth is not None or plan.shift:
+        kept = final
+        for place, depth in enumerate(plan.depths[1:], start=1):
+            kept = torch.where((depths == depth)[:, None], logits_at(place), kept)
+    else:  # the trough, or the final layer where a row does not leave it
+        kept = torch.where((depths == 0)[:, None], final, kept)
+    return Selection(kept, depths, found[0], torch.stack(found))
+
+
+def _scan(
+    window: int,
+    final: Tensor,
+    found: list[Tensor],
+    logits_at: Callable[[int], Tensor],
+    entropies: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Troughs ``[B]`` and their logits; appends each depth's entropies to ``found``."""
+    descending = torch.ones_like(found[0], dtype=torch.bool)
+    troughs, kept = torch.zeros_like(found[0], dtype=torch.int64), final
+    for depth in range(1, window + 1):
+        logits = logits_at(depth)
+        found.append(entropies(logits))
+        descending = descending & (found[-1] < found[-2])
+        troughs = troughs + descending
+        kept = torch.where(descending[:, None], logits, kept)
+    return troughs, kept
