@@ -79,3 +79,12 @@ def test_the_log_line_counts_each_row_once(results):
     lines = [line for line in results["trough"]["lines"] if "[trough-decoding]" in line]
     assert len(lines) == 10, "a step is one head call, however many candidates it projects"
     assert all(f"tokens={len(PROMPTS)}" in line for line in lines[1:])
+
+
+def test_two_ranks_choose_what_one_chooses(run_engines, adapters, results):
+    base, made = adapters
+    lora = [None, str(made["attention"]), str(made["head"])] * 2
+    call = {"prompts": PROMPTS, "sampling": greedy(10), "lora": lora}
+    options = {"enable_lora": True, "max_loras": 3, "max_lora_rank": 8, "tensor_parallel_size": 2}
+    (two,) = run_engines([{"engine": tiny_engine(str(base), SETTINGS["trough"][0], **options), "calls": [call]}])
+    assert two["calls"][0]["tokens"] == results["trough"]["calls"][0]["tokens"]
