@@ -33,7 +33,8 @@ def main():
     parser.add_argument("--rounds", type=int, default=7)
     args = parser.parse_args()
     dtype = getattr(torch, args.dtype)
-    weight = torch.randn(args.vocab, args.hidden, device=args.device).to(dtype)
+    # Logits of a model's usual spread.
+    weight = (torch.randn(args.vocab, args.hidden, device=args.device) * 3 / args.hidden**0.5).to(dtype)
     times = {rows: ([], []) for rows in ROWS}
     with torch.inference_mode():
         for _ in range(args.rounds + 1):

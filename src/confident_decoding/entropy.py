@@ -7,14 +7,18 @@ of every kernel that computes the same.
 
 import torch
 from torch import Tensor
+from torch.nn.functional import threshold_
 
-_WIDE = 1 << 15
-"""Columns from which a CPU takes one row at a time: torch sums a wide row differently when it comes
-with few others, and a row's entropy must not depend on its neighbours."""
-_BLOCK_ELEMENTS = 1 << 20
+_CPU_BLOCK_ELEMENTS = 1 << 18
 _GPU_BLOCK_ELEMENTS = 1 << 25
 """fp32 elements per pass: the temporaries stay in a CPU's cache and small on a GPU."""
-_LOWEST = -1e4  # stands for -inf: e^-1e4 is 0 in fp32, and -1e4 * 0 is 0 where -inf * 0 is NaN
+_SEGMENT = 1 << 10
+"""Columns that are summed at a time. torch may split one long sum over threads, differently when a row
+comes with few others; a row's entropy must not depend on its neighbours."""
+_NEGLIGIBLE = -80.0
+"""e^-80 is below what fp32 can add to a sum of at least 1. From about e^-87 on numbers are denormal, which
+makes arithmetic on a CPU several times slower, so lower ones are made 0."""
+_NOTHING = -1e4  # e^-1e4 is 0 in fp32, and -1e4 * 0 is 0 where -inf * 0 is NaN
 
 
 def shard_statistics(logits: Tensor) -> Tensor:
@@ -34,10 +38,7 @@ def shard_statistics(logits: Tensor) -> Tensor:
         stats[:, 0] = -torch.inf
         stats[:, 1:] = 0
         return stats
-    if logits.device.type == "cpu":
-        block = 1 if columns >= _WIDE else _BLOCK_ELEMENTS // columns
-    else:
-        block = max(1, _GPU_BLOCK_ELEMENTS // columns)
+    block = max(1, (_CPU_BLOCK_ELEMENTS if logits.device.type == "cpu" else _GPU_BLOCK_ELEMENTS) // columns)
     for start in range(0, rows, block):
         _block_statistics(logits[start : start + block], stats[start : start + block])
     return stats
@@ -46,12 +47,21 @@ def shard_statistics(logits: Tensor) -> Tensor:
 def _block_statistics(logits: Tensor, out: Tensor) -> None:
     x = logits.float().contiguous()  # the order of summation must not depend on the caller's layout
     m = x.amax(-1, keepdim=True)
-    # A row of -inf alone: subtract 0 instead of -inf, so that it sums to 0 and not to NaN.
-    x = (x - m.masked_fill(m == -torch.inf, 0)).clamp_(min=_LOWEST)
+    # A row of -inf alone: subtract 0 instead of -inf, so that it sums to 0 and not to NaN. (A NaN stays in m.)
+    x = threshold_(x - m.masked_fill(m == -torch.inf, 0), _NEGLIGIBLE, _NOTHING)
     e = x.exp()
     out[:, 0:1] = m
-    out[:, 1] = e.sum(-1)
-    out[:, 2] = x.mul_(e).sum(-1)
+    out[:, 1] = _row_sums(e)
+    out[:, 2] = _row_sums(x.mul_(e))
+
+
+def _row_sums(x: Tensor) -> Tensor:
+    """Sums ``[B]`` of contiguous ``[B, V]``, in the same order whatever B is."""
+    whole = x.shape[1] // _SEGMENT * _SEGMENT
+    rest = x[:, whole:].sum(-1)
+    if not whole:
+        return rest
+    return x[:, :whole].reshape(len(x), whole // _SEGMENT, _SEGMENT).sum(-1).sum(-1) + rest
 
 
 def combine_statistics(stats: Tensor) -> Tensor:
@@ -66,7 +76,7 @@ def combine_statistics(stats: Tensor) -> Tensor:
     m, s, u = stats.unbind(-1)
     top = m.amax(0)
     # -inf - -inf would be NaN: a shard without a finite logit weighs 0, whatever the others hold.
-    offset = torch.where(m == -torch.inf, _LOWEST, m - top).clamp(min=_LOWEST)
+    offset = torch.where(m == -torch.inf, _NOTHING, m - top).clamp(min=_NOTHING)
     weight = offset.exp()
     total = (s * weight).sum(0)
     return total.log() - ((u + offset * s) * weight).sum(0) / total
