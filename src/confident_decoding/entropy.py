@@ -7,7 +7,7 @@ of every kernel that computes the same.
 
 import torch
 from torch import Tensor
-from torch.nn.functional import threshold_
+from torch.nn.functional import threshold
 
 _CPU_BLOCK_ELEMENTS = 1 << 18
 _GPU_BLOCK_ELEMENTS = 1 << 25
@@ -48,7 +48,7 @@ def _block_statistics(logits: Tensor, out: Tensor) -> None:
     x = logits.float().contiguous()  # the order of summation must not depend on the caller's layout
     m = x.amax(-1, keepdim=True)
     # A row of -inf alone: subtract 0 instead of -inf, so that it sums to 0 and not to NaN. (A NaN stays in m.)
-    x = threshold_(x - m.masked_fill(m == -torch.inf, 0), _NEGLIGIBLE, _NOTHING)
+    x = threshold(x - m.masked_fill(m == -torch.inf, 0), _NEGLIGIBLE, _NOTHING, inplace=True)
     e = x.exp()
     out[:, 0:1] = m
     out[:, 1] = _row_sums(e)
