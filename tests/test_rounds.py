@@ -81,6 +81,12 @@ def test_rounds_look_ahead_as_far_as_one_reading_pays_for():
     assert len(model.projected) < plan.window
 
 
+def test_few_rows_are_scanned_in_one_reading():
+    model, plan = ToyModel(rows_per_read=30), plan_of()
+    select(model.packed(2, plan.depths), plan, model.head)
+    assert model.projected == [2 * len(plan.depths)]
+
+
 def test_rows_that_mixing_keeps_are_not_scanned():
     model, plan = ToyModel(rows_per_read=1), plan_of(p=0.25)
     draws = torch.linspace(0, 0.99, 40, dtype=torch.float64)

@@ -38,10 +38,11 @@ def scan_in_rounds(
     wanted = torch.arange(len(packed), device=packed.device)
     if mixes and draws is not None:
         wanted = wanted[draws < plan.p]
-    scanning = scan.start(wanted)
-    depth = 1 if plan.min_entropy == 0 else 0
+    # A threshold on the final layer's entropy must be known before any candidate is projected.
+    depth = 0 if plan.min_entropy else min(_ahead(rows_per_read, wanted), plan.window)
+    scanning = scan.start(wanted, depth)
     while depth < plan.window and len(scanning):
-        ahead = min(max(1, rows_per_read // len(scanning)), plan.window - depth)
+        ahead = min(_ahead(rows_per_read, scanning), plan.window - depth)
         scanning = scan.descend(scanning, depth + 1, ahead)
         depth += ahead
     depths = settle_depths(scan.depths, scan.entropies[0], plan)
@@ -50,6 +51,11 @@ def scan_in_rounds(
     if mixes and draws is not None:
         depths = mix_depths(depths, draws, plan.p)
     return Selection(scan.logits_at(depths), depths, scan.entropies[0], scan.entropies)
+
+
+def _ahead(rows_per_read: int, rows: Tensor) -> int:
+    """Depths that one reading of the head's weight pays for, for each of ``rows``."""
+    return max(1, rows_per_read // max(1, len(rows)))
 
 
 class _Scan:
@@ -64,21 +70,23 @@ class _Scan:
         self.logits = packed.new_empty(0, 0)
         self.depths = torch.zeros(len(packed), dtype=torch.int64, device=packed.device)
 
-    def start(self, wanted: Tensor) -> Tensor:
-        """Project depth 0 of all rows and, in the same reading of the weight, depth 1 of those that will need it.
+    def start(self, wanted: Tensor, ahead: int) -> Tensor:
+        """Project depth 0 of all rows and, in the same reading of the weight, depths ``1 .. ahead`` of ``wanted``.
 
         Returns:
             Rows whose scan goes on.
         """
         rows, final = len(self.depths), self._states[:, 0]
-        shares = self._plan.window > 0 and self._plan.min_entropy == 0 and len(wanted) > 0
-        states = torch.cat([final, self._normed(wanted, 1, 1)]) if shares else final.contiguous()
+        shares = ahead > 0 and len(wanted) > 0
+        states = torch.cat([final, self._normed(wanted, 1, ahead)]) if shares else final.contiguous()
         logits = self._head.project(states)
         found = self._head.entropies(logits)
         self.entropies[0] = found[:rows]
         self.logits = logits[:rows].clone() if shares else logits
         if shares:
-            return self._take(wanted, 1, logits[rows:], found[rows:].view(1, -1))
+            return self._take(wanted, 1, logits[rows:], found[rows:].view(ahead, -1))
+        if self._plan.min_entropy == 0:
+            return wanted
         undecided = ~(self.entropies[0, wanted] <= self._plan.min_entropy)  # a NaN is not settled by the threshold
         return wanted[undecided]
 

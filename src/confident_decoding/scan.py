@@ -53,7 +53,7 @@ def select(
         if plan.fixed_depth is not None:
             return _fixed(packed[rows], plan, head, some_draws, with_final_entropies)
         if head.rows_per_read is not None:
-            most = max(1, CHUNK_ELEMENTS // max(1, head.columns))
+            most = max(1, CHUNK_ELEMENTS // max(1, head.columns) - chunk)  # beside the final layer of a chunk
             return scan_in_rounds(packed[rows], plan, head, some_draws, min(head.rows_per_read, most))
         return _scan(packed[rows], plan, head, some_draws)
 
