@@ -28,7 +28,7 @@ def test_equals_the_dense_scan(keys, p):
     packed = model.packed(50, plan.depths)
     draws = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
     expected = select(packed, plan, model.head, draws, True)
-    found = select_depthwise(packed, plan, model.head, draws)
+    found = select_depthwise(packed, plan, model.head, draws, True)
     assert torch.equal(found.depths, expected.depths)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.final_entropies, expected.final_entropies)
@@ -40,6 +40,12 @@ def test_p_zero_is_the_stock_call():
     result = select_depthwise(packed, plan, model.head)
     assert torch.equal(result.logits, model.project(packed[:, :H].contiguous()))
     assert len(model.projected) == 1 + len(plan.depths), "the scan must run, or p=0 would exercise nothing"
+
+
+def test_last_mk_calls_the_head_for_that_layer_alone():
+    model, plan = ToyModel(), plan_of(select_method="last-m4")
+    select_depthwise(model.packed(6, plan.depths), plan, model.head)
+    assert model.projected == [6]
 
 
 def test_mixing_without_draws_is_an_error():

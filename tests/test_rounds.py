@@ -1,7 +1,5 @@
 """The lazy scan: the dense scan's depths and logits, with fewer projections."""
 
-import math
-
 import numpy as np
 import oracle
 import pytest
@@ -113,36 +111,6 @@ def test_mixing_without_draws_is_an_error():
     model, plan = ToyModel(rows_per_read=4), plan_of(p=0.5)
     with pytest.raises(ValueError, match="draw"):
         select(model.packed(2, plan.depths), plan, model.head)
-
-
-@pytest.mark.parametrize("keys", SCANS, ids=str)
-@pytest.mark.parametrize("p", [0.0, 1.0])
-def test_logits_are_private_memory(keys, p):
-    model, plan = ToyModel(rows_per_read=4), plan_of(p=p, **keys)
-    packed = model.packed(3, plan.depths)
-    copy = packed.clone()
-    select(packed, plan, model.head).logits.fill_(-math.inf)
-    assert torch.equal(packed, copy)
-
-
-@pytest.mark.parametrize("keys", SCANS, ids=str)
-def test_no_rows(keys):
-    model, plan = ToyModel(rows_per_read=4), plan_of(**keys)
-    result = select(torch.empty(0, len(plan.depths) * H), plan, model.head)
-    assert result.logits.shape == (0, V)
-    assert result.depths.shape == (0,)
-
-
-def test_nan_states_stop_at_their_own_row():
-    model, plan = ToyModel(rows_per_read=4), plan_of()
-    packed = model.packed(5, plan.depths)
-    clean = select(packed, plan, model.head)
-    packed[2, H : 2 * H] = math.nan  # depth 1 of row 2
-    dirty = select(packed, plan, model.head)
-    assert dirty.depths[2] == 0
-    keep = [0, 1, 3, 4]
-    assert torch.equal(dirty.depths[keep], clean.depths[keep])
-    torch.testing.assert_close(dirty.logits[keep], clean.logits[keep])
 
 
 @given(seed=st.integers(0, 2**16), rows=st.integers(1, 12), per_read=st.integers(1, 40), k=st.integers(2, 12))

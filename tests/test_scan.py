@@ -16,6 +16,8 @@ from confident_decoding.entropy import entropy
 from confident_decoding.model_head import ModelHead
 from confident_decoding.scan import candidate_states, select
 
+DENSE_AND_LAZY = (None, 4)  # rows_per_read
+
 
 @pytest.mark.parametrize("keys", PLANS, ids=str)
 @pytest.mark.parametrize("rows", [1, 7, 64])
@@ -134,8 +136,9 @@ def test_final_entropies_on_request(keys):
 
 @pytest.mark.parametrize("keys", PLANS, ids=str)
 @pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
-def test_no_rows(keys, p):
-    model, plan = ToyModel(), plan_of(p=p, **keys)
+@pytest.mark.parametrize("rows_per_read", DENSE_AND_LAZY)
+def test_no_rows(keys, p, rows_per_read):
+    model, plan = ToyModel(rows_per_read=rows_per_read), plan_of(p=p, **keys)
     result = select(torch.empty(0, len(plan.depths) * H), plan, model.head, torch.empty(0, dtype=torch.float64), True)
     assert result.logits.shape == (0, V)
     assert result.depths.shape == (0,)
@@ -151,9 +154,10 @@ def test_non_contiguous_rows():
 
 @pytest.mark.parametrize("keys", PLANS, ids=str)
 @pytest.mark.parametrize("p", [0.0, 1.0])
-def test_logits_are_private_memory(keys, p):
+@pytest.mark.parametrize("rows_per_read", DENSE_AND_LAZY)
+def test_logits_are_private_memory(keys, p, rows_per_read):
     """The sampler writes into them (grammar bitmask, penalties); packed rows must not change."""
-    model, plan = ToyModel(), plan_of(p=p, **keys)
+    model, plan = ToyModel(rows_per_read=rows_per_read), plan_of(p=p, **keys)
     packed = model.packed(3, plan.depths)
     copy = packed.clone()
     select(packed, plan, model.head).logits.fill_(-math.inf)
@@ -170,8 +174,9 @@ def test_candidate_states_are_depth_by_depth(rows, n):
         assert torch.equal(states[d], expected if d == 0 else -expected)
 
 
-def test_nan_and_inf_states_stop_at_their_own_row():
-    model, plan = ToyModel(), plan_of()
+@pytest.mark.parametrize("rows_per_read", DENSE_AND_LAZY)
+def test_nan_and_inf_states_stop_at_their_own_row(rows_per_read):
+    model, plan = ToyModel(rows_per_read=rows_per_read), plan_of()
     packed = model.packed(5, plan.depths)
     clean = select(packed, plan, model.head)
     packed[2, H : 2 * H] = math.nan  # depth 1 of row 2

@@ -2,7 +2,7 @@
 
 A LoRA output head takes exactly the rows that the batch samples, and returns finished logits. So each
 candidate is a call of its own, and the best logits of each row are kept as the scan goes on. Nothing
-here waits for the device; no more than three ``[B, V]`` tensors are alive at once.
+here waits for the device, and the number of ``[B, V]`` tensors alive does not grow with the candidates.
 """
 
 from collections.abc import Callable
@@ -15,7 +15,13 @@ from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.selection import mix_depths, settle_depths
 
 
-def select_depthwise(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None = None) -> Selection:
+def select_depthwise(
+    packed: Tensor,
+    plan: SelectionPlan,
+    head: ModelHead,
+    draws: Tensor | None = None,
+    with_final_entropies: bool = False,
+) -> Selection:
     """Choose a layer for each row and return its logits.
 
     Args:
@@ -24,6 +30,7 @@ def select_depthwise(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws
         head: The model's norm; ``project`` returns finished logits ``[B, V]`` and is called with all B rows,
             contiguous, each time; ``entropies`` takes those.
         draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``.
+        with_final_entropies: Also return ``final_entropies`` where a fixed layer needs none.
     """
     n, rows = len(plan.depths), len(packed)
     states = packed.reshape(rows, n, packed.shape[1] // n)
@@ -32,27 +39,23 @@ def select_depthwise(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws
         state = states[:, place].contiguous()
         return head.project(head.norm(state.clone()) if place else state)
 
+    if plan.fixed_depth is not None:
+        depths = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device)
+        depths = mix_depths(depths, draws, plan.p)
+        if plan.p == 1 and not with_final_entropies:
+            return Selection(logits_at(1), depths, None)
+        final = logits_at(0)
+        logits = torch.where((depths == 0)[:, None], final, logits_at(1)) if plan.p else final
+        return Selection(logits, depths, head.entropies(final) if with_final_entropies else None)
     final = logits_at(0)
     found = [head.entropies(final)]
-    if plan.fixed_depth is not None:
-        troughs, kept = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device), final
-        depths = troughs
-    else:
-        troughs, kept = _scan(plan.window, final, found, logits_at, head.entropies)
-        depths = settle_depths(troughs, found[0], plan)
-    if plan.p == 0:
-        return Selection(final, torch.zeros_like(depths), found[0], torch.stack(found))
-    if plan.p < 1:
-        if draws is None:
-            raise ValueError("mixing with 0 < p < 1 needs one draw a row")
-        depths = mix_depths(depths, draws, plan.p)
-    if plan.fixed_depth is not None or plan.shift:
-        kept = final
+    troughs, kept = _scan(plan.window, final, found, logits_at, head.entropies)
+    depths = mix_depths(settle_depths(troughs, found[0], plan), draws, plan.p)
+    if plan.shift and plan.p:  # other logits than those that the scan kept
         for place, depth in enumerate(plan.depths[1:], start=1):
             kept = torch.where((depths == depth)[:, None], logits_at(place), kept)
-    else:  # the trough, or the final layer where a row does not leave it
-        kept = torch.where((depths == 0)[:, None], final, kept)
-    return Selection(kept, depths, found[0], torch.stack(found))
+    logits = torch.where((depths == 0)[:, None], final, kept) if plan.p else final
+    return Selection(logits, depths, found[0], torch.stack(found))
 
 
 def _scan(

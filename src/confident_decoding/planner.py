@@ -12,7 +12,8 @@ reading that number would stall the device, and the scan is dense.
 import torch
 
 CPU_ROWS_PER_READ = 32
-"""Measured with ``python -m benchmarks.head_rows`` (docs/performance.md)."""
+"""``python -m benchmarks.head_rows`` on two AVX-512 cores, H=576, V=49,152, bf16: head and entropy take 4.8 ms
+for 1 row, 4.9 for 8, 6.3 for 16, 8.4 for 32, 15 for 80; so about 30 further rows cost what a reading does."""
 
 
 def rows_per_read(device: torch.device) -> int | None:

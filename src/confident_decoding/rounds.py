@@ -32,12 +32,9 @@ def scan_in_rounds(
         As of the dense scan, but that ``entropies`` are NaN where the scan did not look.
     """
     scan = _Scan(packed, plan, head)
-    mixes = 0 < plan.p < 1
-    if mixes and draws is None:
-        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
-    wanted = torch.arange(len(packed), device=packed.device)
-    if mixes and draws is not None:
-        wanted = wanted[draws < plan.p]
+    # p = 0 is the regression setting: its scan runs, and the caller returns the stock logits.
+    selected = mix_depths(torch.ones_like(scan.depths), draws, plan.p or 1)
+    wanted = selected.nonzero()[:, 0]
     # A threshold on the final layer's entropy must be known before any candidate is projected.
     depth = 0 if plan.min_entropy else min(_ahead(rows_per_read, wanted), plan.window)
     scanning = scan.start(wanted, depth)
@@ -45,12 +42,9 @@ def scan_in_rounds(
         ahead = min(_ahead(rows_per_read, scanning), plan.window - depth)
         scanning = scan.descend(scanning, depth + 1, ahead)
         depth += ahead
-    depths = settle_depths(scan.depths, scan.entropies[0], plan)
-    if plan.p == 0:  # the regression setting: the caller returns the stock logits
-        return Selection(scan.logits, torch.zeros_like(depths), scan.entropies[0], scan.entropies)
-    if mixes and draws is not None:
-        depths = mix_depths(depths, draws, plan.p)
-    return Selection(scan.logits_at(depths), depths, scan.entropies[0], scan.entropies)
+    depths = mix_depths(settle_depths(scan.depths, scan.entropies[0], plan), draws, plan.p)
+    logits = scan.logits_at(depths) if plan.p else scan.logits
+    return Selection(logits, depths, scan.entropies[0], scan.entropies)
 
 
 def _ahead(rows_per_read: int, rows: Tensor) -> int:

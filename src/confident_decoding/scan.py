@@ -45,7 +45,7 @@ def select(
     # p=0 is the regression setting: the scan runs, and the logits are those of the stock call.
     stock = head.project(packed[:, : packed.shape[1] // n].contiguous()) if plan.p == 0 else None
     lazy = head.rows_per_read is not None and plan.fixed_depth is None
-    # A lazy scan holds a row's best logits and the two of its first round; a dense one all n.
+    # A lazy scan holds a row's best logits and those of one round (at least two candidates); a dense one all n.
     chunk = max(1, CHUNK_ELEMENTS // ((3 if lazy else n) * max(1, head.columns)))
 
     def part(rows: slice) -> Selection:
@@ -88,7 +88,7 @@ def _scan(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | 
     logits = head.project(candidate_states(packed, len(plan.depths), head.norm))
     entropies = head.entropies(logits).view(len(plan.depths), -1)
     depths = settle_depths(scan_depths(entropies, plan.window), entropies[0], plan)
-    depths = _mix(depths, plan.p, draws)
+    depths = mix_depths(depths, draws, plan.p)
     rows = torch.arange(len(depths), device=depths.device)
     return Selection(logits[depths * len(depths) + rows], depths, entropies[0], entropies)
 
@@ -111,18 +111,9 @@ def _fixed(
     final = head.project(packed[:, :hidden].contiguous()) if mixes or with_final_entropies else None
     entropies = head.entropies(final) if with_final_entropies and final is not None else None
     assert plan.fixed_depth is not None
-    depths = _mix(torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device), plan.p, draws)
+    depths = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device)
+    depths = mix_depths(depths, draws, plan.p)
     logits = head.project(head.norm(packed[:, hidden:].contiguous()))
     if mixes and final is not None:
         logits = torch.where((depths == 0)[:, None], final, logits)
     return Selection(logits, depths, entropies)
-
-
-def _mix(depths: Tensor, p: float, draws: Tensor | None) -> Tensor:
-    if p == 1:
-        return depths
-    if p == 0:
-        return torch.zeros_like(depths)
-    if draws is None:
-        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
-    return mix_depths(depths, draws, p)

@@ -51,14 +51,23 @@ def settle_depths(troughs: Tensor, final_entropies: Tensor, plan: SelectionPlan)
     return torch.where(final_entropies <= plan.min_entropy, torch.zeros_like(depths), depths)
 
 
-def mix_depths(depths: Tensor, draws: Tensor, p: float) -> Tensor:
+def mix_depths(depths: Tensor, draws: Tensor | None, p: float) -> Tensor:
     """Keep each depth ``[B]`` with probability p, else the final layer: selected if ``u < p``.
 
     Args:
         depths: ``[B]`` int64.
-        draws: ``[B]`` float64 in ``[0, 1)``, one ``u`` a row.
+        draws: ``[B]`` float64 in ``[0, 1)``, one ``u`` a row; not looked at where p is 0 or 1.
         p: So 0 never selects and 1 always does.
+
+    Raises:
+        ValueError: ``0 < p < 1`` without draws.
     """
+    if p == 1:
+        return depths
+    if p == 0:
+        return torch.zeros_like(depths)
+    if draws is None:
+        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
     return torch.where(draws < p, depths, torch.zeros_like(depths))
 
 

@@ -8,19 +8,9 @@ import torch
 import transformers
 
 import confident_decoding.hf
-from hf.common import PROMPTS, TIE, UNLIMITED, confident, greedy, load, new, padded
+from hf.common import PROMPTS, TIE, UNLIMITED, confident, greedy, new, padded
 
 ALL = {"return_dict_in_generate": True, "output_logits": True, "output_scores": True, "output_depths": True}
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tiny):
-    return tiny("LlamaForCausalLM")
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint):
-    return load(checkpoint)
 
 
 @pytest.fixture(scope="module")

@@ -12,16 +12,6 @@ import confident_decoding.hf
 from hf.common import PROMPTS, UNLIMITED, confident, greedy, load, padded
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tiny):
-    return tiny("LlamaForCausalLM")
-
-
-@pytest.fixture(scope="module")
-def model(checkpoint):
-    return load(checkpoint)
-
-
 def test_the_model_is_as_before_afterwards_and_after_an_exception(model):
     def state():
         modules = list(model.modules())

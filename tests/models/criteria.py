@@ -42,9 +42,10 @@ def problems(row):
 
 def state_problems(measured, exact):
     """What is wrong with states and logits, of the text prompts or of the one with an image."""
-    worst, errors = max(measured["state_error"], measured["logit_error"]), measured["relative_error_by_depth"]
+    errors = measured["relative_error_by_depth"]
     if exact:
-        return [f"states or logits are off by {worst:.1e}"] if worst > TOLERANCE else []
+        worst = max(measured[key] for key in ("state_error", "logit_error", "entropy_error"))
+        return [f"states, logits or entropies are off by {worst:.1e}"] if worst > TOLERANCE else []
     # Errors grow from layer to layer, so a candidate's is also held against that of the layer after it.
     for depth in range(1, len(errors)):
         if errors[depth] > BFLOAT16_FACTOR * errors[depth - 1]:

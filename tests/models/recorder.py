@@ -54,7 +54,7 @@ def last_stream_error(worker):
     """Largest difference between norm(stream after the last layer) and the final state of the latest forward."""
     import torch
 
-    from confident_decoding.plugin.proof import reduced
+    from confident_decoding.plugin.reduced_streams import reduced
 
     with torch.inference_mode():
         parts = anatomy(worker)

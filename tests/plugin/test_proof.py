@@ -1,19 +1,25 @@
-"""The startup proof on a toy model: what it accepts, what it refuses, and that it leaves nothing behind."""
+"""The startup proof and the capture of reduced streams on a toy model.
+
+What the proof accepts, what it refuses, and that it leaves nothing behind. Real models: tests/models/; real
+partial sums under tensor parallelism need a GPU (benchmarks/results/models-h200-0.33.0.jsonl).
+"""
 
 import pytest
 import torch
+import vllm.distributed as vllm_distributed
 from torch import nn
 
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError
 from confident_decoding.plugin.anatomy import Anatomy
-from confident_decoding.plugin.families import Quirks
+from confident_decoding.plugin.families import QUIRKS, Quirks
 from confident_decoding.plugin.proof import prove_capture
+from confident_decoding.plugin.reduced_streams import capture_reduced_streams
 
 H, N = 8, 5
 
 
 class Layer(nn.Module):
-    def forward(self, x):
+    def forward(self, positions, x, residual):
         raise AssertionError("the proof runs no layer")
 
 
@@ -30,9 +36,9 @@ class Inner(nn.Module):
         return x / x.norm(dim=-1, keepdim=True) * self.gain
 
     def forward(self, input_ids, positions, intermediate_tensors, inputs_embeds):
-        x, states = inputs_embeds, []
+        x, residual, states = inputs_embeds, None, []
         for index, layer in enumerate(self.layers, start=1):
-            output = layer(x)
+            output = layer(positions, x, residual)
             if self.form == "single":
                 x, stream = output, output
             elif self.form == "no residual":
@@ -41,19 +47,26 @@ class Inner(nn.Module):
             else:
                 x, residual, *_ = output
                 stream = x + residual
+            captured = x if self.broken == "without residual" else stream
+            if self.form == "partial sums":  # the all-reduce is left to the next norm, and the capture lacks it
+                stream = vllm_distributed.tensor_model_parallel_all_reduce(x.clone()) + residual
             if index in self.captures:
-                states.append(x if self.broken == "without residual" else stream)
+                states.append(captured)
         if self.broken == "late":
             states = [*states[1:], stream]
         final = self.norm(stream)
-        return (final * 1.03 if self.broken == "rescaled" else final), states
+        final = final * 1.03 if self.broken == "rescaled" else final
+        return (final, states) if states else final
 
 
-def prove(inner):
+def prove(inner, quirks=None, capture=False):
     plan = ConfidentDecodingConfig(trough_max_backtrack_layers=-1).resolve(N)
     top = nn.Module()
     top.inner = inner
-    parts = Anatomy(top, inner, inner.layers, inner.norm, None, Quirks())
+    parts = Anatomy(top, inner, inner.layers, inner.norm, None, quirks or Quirks())
+    if capture:
+        inner.captures = ()
+        assert capture_reduced_streams(parts, (1, 2, 3, 4))
     prove_capture(parts, plan, hidden=H, dtype=torch.float32)
 
 
@@ -80,3 +93,43 @@ def test_a_layers_own_forward_is_put_back(broken):
         assert broken
     assert inner.layers[2].forward is offloaded
     assert [i for i, layer in enumerate(inner.layers) if "forward" in vars(layer)] == [2]
+
+
+@pytest.fixture
+def three_ranks(monkeypatch):
+    """Tensor parallelism of three equal ranks, without processes."""
+    monkeypatch.setattr(vllm_distributed, "get_tensor_model_parallel_world_size", lambda: 3)
+    monkeypatch.setattr(vllm_distributed, "tensor_model_parallel_all_reduce", lambda x: x.mul_(3))
+
+
+DEFERRED = Quirks(partial_sums=lambda inner: True)
+
+
+def test_streams_are_reduced_where_layers_pass_on_partial_sums(three_ranks):
+    prove(Inner("partial sums"), DEFERRED, capture=True)
+
+
+def test_the_models_own_capture_of_partial_sums_is_refused(three_ranks):
+    with pytest.raises(ConfigError, match="does not return each captured state"):
+        prove(Inner("partial sums"), DEFERRED)
+
+
+def test_one_rank_has_nothing_to_reduce(monkeypatch):
+    monkeypatch.setattr(vllm_distributed, "get_tensor_model_parallel_world_size", lambda: 1)
+    inner = Inner()
+    parts = Anatomy(nn.Module(), inner, inner.layers, inner.norm, None, DEFERRED)
+    assert not capture_reduced_streams(parts, (1, 2))
+    assert not any(layer._forward_pre_hooks for layer in inner.layers)
+    assert type(inner) is Inner
+
+
+def test_suppressed_ids_on_each_slice_of_the_vocabulary():
+    """Ids 2, 7 and 8 of ten, in slices of four columns: what a rank masks is its own part."""
+    model = nn.Module()
+    model._suppress_token_ids = [2, 7, 8]
+    after, logits = QUIRKS["Gemma4ForConditionalGeneration"].after_logits, torch.zeros(3, 4)
+    masked = [(after(model, logits, first)[0] == -torch.inf).nonzero()[:, 0].tolist() for first in (0, 4, 8)]
+    assert masked == [[2], [3], [0]]
+    assert torch.equal(logits, torch.zeros(3, 4)), "it must not write to its argument"
+    model._suppress_token_ids = None
+    assert after(model, logits, 0) is logits

@@ -42,11 +42,14 @@ class Anatomy:
     processor: Any
     quirks: Quirks
 
+    def normed(self, stream: Tensor) -> Tensor:
+        """The final norm alone, ``[m, H]``; may write to its argument."""
+        output = self.norm(stream)
+        return output[0] if isinstance(output, tuple) else output  # norms that pass a residual along (Cohere)
+
     def final_state(self, stream: Tensor) -> Tensor:
         """Residual states ``[m, H]`` to what the head is applied to, ``[m, H]``; may write to its argument."""
-        normed = self.norm(stream)
-        if isinstance(normed, tuple):  # norms that pass a residual along (Cohere)
-            normed = normed[0]
+        normed = self.normed(stream)
         return self.quirks.after_norm(self.top, normed) if self.quirks.after_norm else normed
 
     @property

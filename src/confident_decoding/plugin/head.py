@@ -124,7 +124,9 @@ class SelectingHead:
     def select_by_calls(self, packed: Tensor, logits_of: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
         """Logits ``[B, V]`` of the selected layers, from finished logits of ``[B, H]`` rows."""
         model_head = ModelHead(self._final_state, logits_of, entropy, self._processor.org_vocab_size)
-        return self._select(packed, rows, lambda draws, _: select_depthwise(packed, self._plan, model_head, draws))
+        return self._select(
+            packed, rows, lambda draws, due: select_depthwise(packed, self._plan, model_head, draws, due)
+        )
 
     def _select(self, packed: Tensor, rows: Rows | None, choose: Callable[[Tensor | None, bool], Selection]) -> Tensor:
         """Draw, choose, count and log; returns the chosen logits."""

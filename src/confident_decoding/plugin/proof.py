@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from confident_decoding.config import SelectionPlan
 from confident_decoding.plugin.anatomy import Anatomy, refusal
 from confident_decoding.plugin.head import SelectingHead, sampled_distribution
+from confident_decoding.plugin.reduced_streams import reduced
 
 ROWS = 3  # not 2: unpacking a tensor of two rows as a pair would not fail
 _FAILURES = (AttributeError, TypeError, ValueError, RuntimeError, AssertionError, KeyError, IndexError)
@@ -96,8 +97,7 @@ def _captures_streams(
                 layer.forward = forward
     final, captured = output if isinstance(output, tuple) else (output, [])
     expected = [streams[plan.num_layers - d - 1] for d in reversed(plan.depths) if d]
-    normed = parts.norm(streams[-1].clone())
-    normed = normed[0] if isinstance(normed, tuple) else normed
+    normed = parts.normed(streams[-1].clone())
     rounding = 2 * torch.finfo(dtype).eps * normed.float().norm().item()
     return (
         len(captured) == len(expected)
@@ -105,16 +105,6 @@ def _captures_streams(
         and final.shape == normed.shape
         and (final.float() - normed.float()).norm().item() <= rounding
     )
-
-
-def reduced(parts: Anatomy, x: Tensor) -> Tensor:
-    """A layer's output as it enters the residual stream."""
-    partial = parts.quirks.partial_sums
-    if partial is None or not partial(parts.inner):
-        return x
-    from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_reduce
-
-    return tensor_model_parallel_all_reduce(x.clone()) if get_tensor_model_parallel_world_size() > 1 else x
 
 
 @torch.inference_mode()

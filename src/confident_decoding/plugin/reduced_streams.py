@@ -15,25 +15,41 @@ from torch import Tensor
 from confident_decoding.plugin.anatomy import Anatomy
 
 
+def holds_partial_sums(parts: Anatomy) -> bool:
+    """Whether the layers pass on sums that are not reduced over the tensor-parallel ranks yet."""
+    partial = parts.quirks.partial_sums
+    if partial is None or not partial(parts.inner):
+        return False
+    from vllm.distributed import get_tensor_model_parallel_world_size
+
+    return get_tensor_model_parallel_world_size() > 1
+
+
+def reduced(parts: Anatomy, x: Tensor) -> Tensor:
+    """A layer's output ``[T, H]`` as it enters the residual stream."""
+    if not holds_partial_sums(parts):
+        return x
+    from vllm.distributed import tensor_model_parallel_all_reduce
+
+    return tensor_model_parallel_all_reduce(x.clone())  # on some platforms it writes to its argument
+
+
 def capture_reduced_streams(parts: Anatomy, indices: tuple[int, ...]) -> bool:
     """Make the inner model return the reduced streams that enter the layers ``indices``.
 
     Returns:
         Whether it was needed; if not, nothing has been touched.
     """
-    from vllm.distributed import get_tensor_model_parallel_world_size, tensor_model_parallel_all_reduce
-
-    inner: Any = parts.inner
-    holds_partial_sums = parts.quirks.partial_sums
-    if not holds_partial_sums or get_tensor_model_parallel_world_size() == 1 or not holds_partial_sums(inner):
+    if not holds_partial_sums(parts):
         return False
+    inner: Any = parts.inner
     # Dual-batch overlap runs the same modules from two threads.
     forward_pass = threading.local()
 
     def keep(layer: Any, args: tuple[Any, ...]) -> None:
         _, partial, residual = args[:3]
         # At once: the layer's fused norm writes to both tensors.
-        forward_pass.states.append(tensor_model_parallel_all_reduce(partial.clone()) + residual)
+        forward_pass.states.append(reduced(parts, partial) + residual)
 
     for index in indices:
         parts.layers[index].register_forward_pre_hook(keep)
