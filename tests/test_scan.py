@@ -7,14 +7,12 @@ import numpy as np
 import oracle
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from toy_model import PLANS, H, ToyModel, V, plan_of
 
 from confident_decoding import scan
-from confident_decoding.entropy import entropy
+from confident_decoding.kernels import statistics_of_finished
 from confident_decoding.model_head import ModelHead
-from confident_decoding.scan import candidate_states, select
+from confident_decoding.scan import select
 
 DENSE_AND_LAZY = (None, 4)  # rows_per_read
 
@@ -72,7 +70,7 @@ def test_a_chunks_logits_are_released_before_the_next(keys, p, monkeypatch):
         most = max(most, sum(ref() is not None for ref in alive))
         return logits
 
-    head = ModelHead(model.norm, project, entropy, V)
+    head = ModelHead(model.norm, project, statistics_of_finished, V)
     select(model.packed(100, plan.depths), plan, head, torch.rand(100, dtype=torch.float64), True)
     assert len(alive) > 5
     assert most <= 3
@@ -162,16 +160,6 @@ def test_logits_are_private_memory(keys, p, rows_per_read):
     copy = packed.clone()
     select(packed, plan, model.head).logits.fill_(-math.inf)
     assert torch.equal(packed, copy)
-
-
-@given(rows=st.integers(1, 5), n=st.integers(1, 6))
-@settings(max_examples=30)
-def test_candidate_states_are_depth_by_depth(rows, n):
-    packed = torch.arange(rows * n * H, dtype=torch.float32).reshape(rows, n * H)
-    states = candidate_states(packed, n, lambda x: -x).reshape(n, rows, H)
-    for d in range(n):
-        expected = packed[:, d * H : (d + 1) * H]
-        assert torch.equal(states[d], expected if d == 0 else -expected)
 
 
 @pytest.mark.parametrize("rows_per_read", DENSE_AND_LAZY)

@@ -1,13 +1,14 @@
 """A norm and a head of our own, with the float64 answer; shared by the tests of both scans."""
 
+import dataclasses
 import math
 
 import oracle
 import torch
 
 from confident_decoding.config import ConfidentDecodingConfig
-from confident_decoding.entropy import entropy
-from confident_decoding.model_head import ModelHead
+from confident_decoding.kernels import statistics_of_finished
+from confident_decoding.model_head import ModelHead, RmsNorm
 
 H, V, N = 16, 97, 12
 
@@ -15,12 +16,22 @@ H, V, N = 16, 97, 12
 class ToyModel:
     """RMS norm and a head; counts the rows of each projection."""
 
-    def __init__(self, seed=0, dtype=torch.float32, rows_per_read=None):
+    def __init__(
+        self, seed=0, dtype=torch.float32, rows_per_read=None, on_device=False, fused=False, hidden=H, device="cpu"
+    ):
         g = torch.Generator().manual_seed(seed)
-        self.gain = (torch.rand(H, generator=g) + 0.5).to(dtype)
-        self.weight = (torch.randn(V, H, generator=g) * 0.7).to(dtype)
+        self.hidden, self.device = hidden, device
+        self.gain = (torch.rand(hidden, generator=g) + 0.5).to(dtype).to(device)
+        self.weight = (torch.randn(V, hidden, generator=g) * 0.7 * (H / hidden) ** 0.5).to(dtype).to(device)
         self.projected = []
-        self.head = ModelHead(self.norm, self.project, entropy, V, rows_per_read)
+        self.head = ModelHead(self.norm, self.project, statistics_of_finished, V, rows_per_read)
+        if on_device:  # rounds whose counts the host may not read
+            self.head = dataclasses.replace(
+                self.head,
+                counts_on_host=False,
+                weight=self.weight,
+                fused_norm=RmsNorm(self.gain, 1e-6) if fused else None,
+            )
 
     def norm(self, x):
         assert x.is_contiguous()
@@ -33,9 +44,9 @@ class ToyModel:
 
     def packed(self, rows, depths, seed=1):
         g = torch.Generator().manual_seed(seed)
-        raw = torch.randn(len(depths), rows, H, generator=g).to(self.gain.dtype) * torch.linspace(3, 0.5, len(depths))[
-            :, None, None
-        ].to(self.gain.dtype)
+        spread = torch.linspace(3, 0.5, len(depths))[:, None, None]
+        raw = torch.randn(len(depths), rows, self.hidden, generator=g).to(self.gain.dtype) * spread.to(self.gain.dtype)
+        raw = raw.to(self.device)
         states = torch.stack([self.norm(raw[i].contiguous()) if d == 0 else raw[i] for i, d in enumerate(depths)])
         return states.transpose(0, 1).reshape(rows, -1)
 

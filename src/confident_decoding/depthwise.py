@@ -28,7 +28,7 @@ def select_depthwise(
         packed: ``[B, n*H]``.
         plan: What to select.
         head: The model's norm; ``project`` returns finished logits ``[B, V]`` and is called with all B rows,
-            contiguous, each time; ``entropies`` takes those.
+            contiguous, each time; ``statistics`` takes those.
         draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``.
         with_final_entropies: Also return ``final_entropies`` where a fixed layer needs none.
     """

@@ -2,8 +2,40 @@
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from torch import Tensor
+
+from confident_decoding.entropy import combine_statistics
+
+
+class Statistics(Protocol):
+    """Shard statistics of logits, of all vocabulary shards."""
+
+    def __call__(self, logits: Tensor, count: Tensor | None = None) -> Tensor:
+        """Statistics ``[R, m, 3]`` fp32 (`entropy.shard_statistics`) of R shards, in rank order.
+
+        Args:
+            logits: ``[m, V/tp]`` as the head returned them. Soft cap and scale are applied here, and
+                vocabulary padding is left out: the entropy is that of what sampling starts from.
+            count: One int32 on the device: rows from it on may hold anything and need no result.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class RmsNorm:
+    """An RMS norm that a kernel may compute beside reading the states.
+
+    Attributes:
+        weight: ``[H]``.
+        eps: Added to the mean square.
+        plus_one: Multiplies by ``1 + weight`` in fp32 (Gemma), not by ``weight`` in its dtype.
+    """
+
+    weight: Tensor
+    eps: float
+    plus_one: bool = False
 
 
 @dataclass(frozen=True)
@@ -11,20 +43,30 @@ class ModelHead:
     """The model's own operations, on this rank.
 
     Attributes:
-        norm: Final norm, ``[m, H]`` raw residual states to ``[m, H]``.
+        norm: Final norm, ``[m, H]`` raw residual states to ``[m, H]``; may write to its argument.
         project: Output head, ``[m, H]`` normed states to logits ``[m, V/tp]``.
-        entropies: Logits ``[m, V/tp]`` to ``[m]`` fp32 nats over the whole vocabulary, of the
-            distribution that sampling starts from (soft cap and scale included).
+        statistics: Of ``project``'s logits.
         columns: V/tp, columns of ``project``'s result (for chunking).
-        rows_per_read: Rows that ``project`` takes in about the time of reading its weight once, where the
-            host may look at results between calls (`planner`); None = project all candidates at once.
+        rows_per_read: Rows that ``project`` takes in about the time of reading its weight once (`planner`);
+            None = project all candidates at once.
+        counts_on_host: Whether the host may read how many rows are still scanning; if not, lazy rounds keep
+            their counts on the device and need ``weight``.
+        weight: ``[V/tp, H]``, the head as a plain matrix, or None if it is anything else.
+        fused_norm: What ``norm`` computes if it is exactly that, else None.
     """
 
     norm: Callable[[Tensor], Tensor]
     project: Callable[[Tensor], Tensor]
-    entropies: Callable[[Tensor], Tensor]
+    statistics: Statistics
     columns: int
     rows_per_read: int | None = None
+    counts_on_host: bool = True
+    weight: Tensor | None = None
+    fused_norm: RmsNorm | None = None
+
+    def entropies(self, logits: Tensor) -> Tensor:
+        """Entropies ``[m]`` fp32 nats of ``project``'s logits, over the whole vocabulary."""
+        return combine_statistics(self.statistics(logits))
 
 
 @dataclass(frozen=True)

@@ -1,24 +1,27 @@
-"""From packed rows to selected logits: chunks of rows, the dense scan, fixed layers.
+"""From packed rows to selected logits: chunks of rows, the two scans, fixed layers.
 
 A packed row ``[n*H]`` holds the final *normed* state, then the raw residual states of the other
-n-1 captured depths. The scan needs three things of the model, all passed in: its final norm, its
-output head, and the entropy of the head's logits.
+n-1 captured depths. What the scans need of the model is passed in (`ModelHead`).
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 
 import torch
 from torch import Tensor
 
+from confident_decoding import planner
 from confident_decoding.config import SelectionPlan
+from confident_decoding.device_scan import scan_on_device
 from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.rounds import scan_in_rounds
-from confident_decoding.selection import mix_depths, scan_depths, settle_depths
+from confident_decoding.selection import mix_depths
 
 CHUNK_ELEMENTS = 1 << 27
 """Logits that one chunk of rows may hold over all candidates (256 MiB in bf16). Prompt rows come by
 the thousands; with chunks the peak does not grow with the number of candidates."""
+LAZY_CHUNK_ELEMENTS = 1 << 28
+"""The same for a lazy scan on a GPU: three logits a row, what vLLM's sampler holds of a row too (its logits, and
+them in fp32), so that sampled rows need not be cut into chunks, each of which reads the weight again."""
 
 
 def select(
@@ -38,24 +41,25 @@ def select(
         with_final_entropies: Also return ``final_entropies`` where a fixed layer needs none.
     """
     n, rows = len(plan.depths), len(packed)
-    if n == 1:
-        logits = head.project(packed.contiguous())
+    if n == 1 or rows == 0:
+        logits = head.project(packed[:, : packed.shape[1] // n].contiguous())
         depths = torch.zeros(rows, dtype=torch.int64, device=packed.device)
         return Selection(logits, depths, head.entropies(logits) if with_final_entropies else None)
+    if 0 < plan.p < 1 and draws is None:
+        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
     # p=0 is the regression setting: the scan runs, and the logits are those of the stock call.
     stock = head.project(packed[:, : packed.shape[1] // n].contiguous()) if plan.p == 0 else None
-    lazy = head.rows_per_read is not None and plan.fixed_depth is None
-    # A lazy scan holds a row's best logits and those of one round (at least two candidates); a dense one all n.
-    chunk = max(1, CHUNK_ELEMENTS // ((3 if lazy else n) * max(1, head.columns)))
+    chunk = _chunk_rows(plan, head)
 
     def part(rows: slice) -> Selection:
-        some_draws = None if draws is None else draws[rows]
+        some, some_draws = packed[rows], None if draws is None else draws[rows]
         if plan.fixed_depth is not None:
-            return _fixed(packed[rows], plan, head, some_draws, with_final_entropies)
-        if head.rows_per_read is not None:
+            return _fixed(some, plan, head, some_draws, with_final_entropies)
+        if head.rows_per_read is not None and head.counts_on_host:
             most = max(1, CHUNK_ELEMENTS // max(1, head.columns) - chunk)  # beside the final layer of a chunk
-            return scan_in_rounds(packed[rows], plan, head, some_draws, min(head.rows_per_read, most))
-        return _scan(packed[rows], plan, head, some_draws)
+            return scan_in_rounds(some, plan, head, some_draws, min(head.rows_per_read, most))
+        schedule = planner.schedule(len(some), n, plan.window, head.rows_per_read, plan.min_entropy > 0)
+        return scan_on_device(some, plan, head, some_draws, schedule)
 
     if rows <= chunk:
         whole = part(slice(None))
@@ -83,23 +87,15 @@ def _join(pieces: list[Tensor | None]) -> Tensor | None:
     return torch.cat(known, -1) if known else None
 
 
-def _scan(packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None) -> Selection:
-    """Project all candidates at once, find the trough, take its logits."""
-    logits = head.project(candidate_states(packed, len(plan.depths), head.norm))
-    entropies = head.entropies(logits).view(len(plan.depths), -1)
-    depths = settle_depths(scan_depths(entropies, plan.window), entropies[0], plan)
-    depths = mix_depths(depths, draws, plan.p)
-    rows = torch.arange(len(depths), device=depths.device)
-    return Selection(logits[depths * len(depths) + rows], depths, entropies[0], entropies)
-
-
-def candidate_states(packed: Tensor, n: int, norm: Callable[[Tensor], Tensor]) -> Tensor:
-    """Normed states ``[n*b, H]``, depth by depth, of packed rows ``[b, n*H]``."""
-    rows, width = packed.shape
-    hidden = width // n
-    by_depth = packed.reshape(rows, n, hidden).transpose(0, 1)
-    raw = by_depth[1:].reshape(-1, hidden).contiguous()  # a view where n = 2
-    return torch.cat([by_depth[0], norm(raw)])
+def _chunk_rows(plan: SelectionPlan, head: ModelHead) -> int:
+    """Rows that are worked on at a time."""
+    columns = max(1, head.columns)
+    if head.rows_per_read is None or plan.fixed_depth is not None:
+        return max(1, CHUNK_ELEMENTS // (len(plan.depths) * columns))
+    # A lazy scan holds a row's best logits and those of one round (at least two candidates).
+    if head.counts_on_host:
+        return max(1, CHUNK_ELEMENTS // (3 * columns))
+    return min(planner.MOST_ROWS, max(1, LAZY_CHUNK_ELEMENTS // (3 * columns)))
 
 
 def _fixed(

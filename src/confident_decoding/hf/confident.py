@@ -9,11 +9,11 @@ from torch import Tensor, nn
 
 from confident_decoding import planner, scan, stats
 from confident_decoding.config import SWITCH, ConfidentDecodingConfig, ConfigError, SelectionPlan
-from confident_decoding.entropy import entropy
 from confident_decoding.hf.drive import check_mode, decode, sample
 from confident_decoding.hf.own_head import Project
 from confident_decoding.hf.parts import num_layers
 from confident_decoding.hf.steer import Step
+from confident_decoding.kernels import statistics_of_finished
 from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.selection import hashed_draws
 
@@ -128,9 +128,11 @@ class _Selector:
         head = ModelHead(
             norm=step.norm,
             project=step.project,
-            entropies=entropy,
+            statistics=statistics_of_finished,
             columns=step.logits.shape[1],
-            rows_per_read=planner.rows_per_read(packed.device),
+            rows_per_read=planner.rows_per_read(
+                packed.device, step.final.shape[1], step.logits.shape[1], packed.dtype, plain=False
+            ),
         )
         interval, number = self._config.trough_log_interval, len(self.depths) + 1
         due = bool(interval) and number % interval == 0

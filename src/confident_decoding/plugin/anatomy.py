@@ -7,8 +7,10 @@ from typing import Any
 from torch import Tensor, nn
 
 from confident_decoding.config import ConfigError
+from confident_decoding.model_head import RmsNorm
 from confident_decoding.plugin import compat
 from confident_decoding.plugin.families import Quirks, quirks_of
+from confident_decoding.plugin.fused_norm import fused_norm
 
 NORMS = ("norm", "norm_f", "final_layernorm")
 """Names under which vLLM's inner models keep their final norm."""
@@ -51,6 +53,10 @@ class Anatomy:
         """Residual states ``[m, H]`` to what the head is applied to, ``[m, H]``; may write to its argument."""
         normed = self.normed(stream)
         return self.quirks.after_norm(self.top, normed) if self.quirks.after_norm else normed
+
+    def fused_norm(self) -> RmsNorm | None:
+        """What `final_state` computes if kernels may compute it instead."""
+        return None if self.quirks.after_norm else fused_norm(self.norm)
 
     @property
     def after_logits(self) -> Callable[[Tensor, int], Tensor] | None:

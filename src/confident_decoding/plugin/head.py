@@ -8,6 +8,7 @@ stock code around it then gathers, trims, caps and scales as ever
 import logging
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -16,41 +17,14 @@ from torch import Tensor
 from confident_decoding import planner, scan, stats
 from confident_decoding.config import SelectionPlan
 from confident_decoding.depthwise import select_depthwise
-from confident_decoding.entropy import combine_statistics, entropy, shard_statistics
-from confident_decoding.model_head import ModelHead, Selection
+from confident_decoding.kernels import statistics_of_finished
+from confident_decoding.model_head import ModelHead, RmsNorm, Selection
 from confident_decoding.plugin.rows import Rows
+from confident_decoding.plugin.vocabulary import AfterLogits, plain_weight, statistics
 from confident_decoding.selection import hashed_draws
 
 logger = logging.getLogger("vllm.confident_decoding")
-AfterLogits = Callable[[Tensor, int], Tensor]
 COUNTERS = "confident_decoding_counters"
-
-
-def valid_columns(processor: Any, lm_head: Any) -> int:
-    """Local columns that are ids of the true vocabulary: padding never enters an entropy."""
-    shard = lm_head.shard_indices
-    end = min(shard.org_vocab_end_index, processor.org_vocab_size)
-    return max(0, end - shard.org_vocab_start_index)
-
-
-def sampled_distribution(processor: Any, logits: Tensor) -> Tensor:
-    """Soft cap and scale, by the stock steps in the stock dtype, without touching ``logits``."""
-    if processor.soft_cap is not None:
-        logits = torch.tanh(logits / processor.soft_cap) * processor.soft_cap
-    return logits if processor.scale == 1.0 else logits * processor.scale
-
-
-def entropies(processor: Any, lm_head: Any, logits: Tensor, after_logits: AfterLogits | None = None) -> Tensor:
-    """Entropies ``[m]`` fp32 nats of local logits ``[m, V/tp]``, over all ranks' vocabulary."""
-    logits = sampled_distribution(processor, logits[:, : valid_columns(processor, lm_head)])
-    if after_logits is not None:
-        logits = after_logits(logits, lm_head.shard_indices.org_vocab_start_index)
-    mine = shard_statistics(logits)[None]
-    if lm_head.tp_size > 1:
-        from vllm.distributed import tensor_model_parallel_all_gather
-
-        mine = tensor_model_parallel_all_gather(mine, dim=0)
-    return combine_statistics(mine)
 
 
 class SelectingHead:
@@ -59,7 +33,9 @@ class SelectingHead:
     Args:
         processor: The language model's ``LogitsProcessor``; its own ``_apply_head`` is kept.
         final_state: Residual states ``[m, H]`` to what the head is applied to; the final norm, mostly.
+        fused_norm: The norm that ``final_state`` is, where kernels may compute it, else None (`anatomy`).
         after_logits: What the model does to logits after ``processor`` (`families.Quirks`).
+        batch_invariant: Whether a row's result must not depend on the batch (``VLLM_BATCH_INVARIANT``).
         hidden: H.
         plan: What to select.
         seed: The engine's seed, for mixing.
@@ -73,7 +49,9 @@ class SelectingHead:
         processor: Any,
         final_state: Callable[[Tensor], Tensor],
         *,
+        fused_norm: Callable[[], RmsNorm | None] = lambda: None,
         after_logits: AfterLogits | None = None,
+        batch_invariant: bool = False,
         hidden: int,
         plan: SelectionPlan,
         seed: int,
@@ -82,10 +60,12 @@ class SelectingHead:
         reports: bool,
     ) -> None:
         self._processor, self._stock = processor, processor._apply_head
-        self._final_state, self._after_logits = final_state, after_logits
+        self._final_state, self._fused_norm, self._after_logits = final_state, fused_norm, after_logits
+        self._batch_invariant = batch_invariant
         self._hidden, self._plan, self._seed = hidden, plan, seed
         self._select_method, self._log_interval, self._reports = select_method, log_interval, reports
         self._calls = self._step = 0
+        self._warm = False
         self._pending: deque[stats.PendingSnapshot] = deque()
         self.rows: Rows | None = None
         self.serving = False
@@ -102,16 +82,38 @@ class SelectingHead:
                 f"confident-decoding: rows of width {width} reached the output head; expected {self._hidden} (plain) "
                 f"or {n * self._hidden} (packed, {n} states)."
             )
-        model_head = ModelHead(
-            norm=self._final_state,
-            project=lambda states: self._stock(lm_head, states, embedding_bias),
-            entropies=lambda logits: entropies(self._processor, lm_head, logits, self._after_logits),
-            columns=lm_head.num_embeddings_per_partition,
-            rows_per_read=planner.rows_per_read(hidden_states.device),
-        )
+        model_head = self._model_head(lm_head, hidden_states, embedding_bias)
+        if self.rows == "warmup" and not self._warm and hidden_states.is_cuda:
+            self._warm_up(hidden_states, model_head)
         return self._select(
             hidden_states, self.rows, lambda draws, due: scan.select(hidden_states, self._plan, model_head, draws, due)
         )
+
+    def _model_head(self, lm_head: Any, packed: Tensor, bias: Tensor | None) -> ModelHead:
+        device, columns = packed.device, lm_head.num_embeddings_per_partition
+        # One path whose result does not depend on B: the model's own calls, all candidates at once.
+        own = self._batch_invariant and device.type != "cpu"
+        weight = None if own else plain_weight(self._processor, lm_head, packed.dtype, bias)
+        return ModelHead(
+            norm=self._final_state,
+            project=lambda states: self._stock(lm_head, states, bias),
+            statistics=partial(statistics, self._processor, lm_head, after_logits=self._after_logits),
+            columns=columns,
+            rows_per_read=planner.rows_per_read(device, self._hidden, columns, packed.dtype, weight is not None),
+            counts_on_host=device.type == "cpu",
+            weight=weight,
+            fused_norm=None if own else self._fused_norm(),
+        )
+
+    def _warm_up(self, packed: Tensor, model_head: ModelHead) -> None:
+        """Compile every kernel now, while vLLM measures its memory, and none while it serves."""
+        self._warm = True
+        for rows in planner.warm_up_sizes(len(self._plan.depths), model_head.rows_per_read):
+            some = packed[:1].repeat(rows, 1)
+            draws = (
+                torch.full((rows,), 0.5, dtype=torch.float64, device=packed.device) if 0 < self._plan.p < 1 else None
+            )
+            scan.select(some, self._plan, model_head, draws, with_final_entropies=True)
 
     def takes_calls(self, processor: Any, states: Tensor) -> bool:
         """Whether ``compute_logits`` must be called once per candidate: packed rows before a LoRA head.
@@ -123,7 +125,7 @@ class SelectingHead:
 
     def select_by_calls(self, packed: Tensor, logits_of: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
         """Logits ``[B, V]`` of the selected layers, from finished logits of ``[B, H]`` rows."""
-        model_head = ModelHead(self._final_state, logits_of, entropy, self._processor.org_vocab_size)
+        model_head = ModelHead(self._final_state, logits_of, statistics_of_finished, self._processor.org_vocab_size)
         return self._select(
             packed, rows, lambda draws, due: select_depthwise(packed, self._plan, model_head, draws, due)
         )

@@ -25,6 +25,7 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     Raises:
         ConfigError: The architecture is not one that provably works.
     """
+    from vllm import envs
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
     model_config = vllm_config.model_config
@@ -37,7 +38,9 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     head = SelectingHead(
         processor,
         parts.final_state,
+        fused_norm=parts.fused_norm,
         after_logits=parts.after_logits,
+        batch_invariant=envs.VLLM_BATCH_INVARIANT,
         hidden=hidden,
         plan=plan,
         seed=model_config.seed or 0,

@@ -18,8 +18,9 @@ import torch
 from torch import Tensor, nn
 
 from confident_decoding.config import SelectionPlan
+from confident_decoding.kernels.twins import sampled_distribution
 from confident_decoding.plugin.anatomy import Anatomy, refusal
-from confident_decoding.plugin.head import SelectingHead, sampled_distribution
+from confident_decoding.plugin.head import SelectingHead
 from confident_decoding.plugin.reduced_streams import reduced
 
 ROWS = 3  # not 2: unpacking a tensor of two rows as a pair would not fail
@@ -184,7 +185,9 @@ def prove_logits(parts: Anatomy, head: SelectingHead, *, hidden: int, dtype: tor
                 from vllm.distributed import tensor_model_parallel_all_gather
 
                 modelled = tensor_model_parallel_all_gather(modelled)
-            modelled = sampled_distribution(processor, modelled[..., : processor.org_vocab_size])
+            modelled = sampled_distribution(
+                modelled[..., : processor.org_vocab_size], processor.soft_cap, processor.scale
+            )
             if parts.after_logits is not None:
                 modelled = parts.after_logits(modelled, 0)
             proven = expected is not None and expected.shape == modelled.shape and torch.equal(expected, modelled)

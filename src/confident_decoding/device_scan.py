@@ -1,0 +1,120 @@
+"""The scan where the host may not look: sizes are fixed before, counts stay on the device.
+
+The first round projects depth 0, and as many further depths as `planner.schedule` says, by the model's own
+head call: all of them (*dense*), or few. The rounds that follow project candidates of the rows that are still
+descending; what they find decides which rows and depths the next one works on. A round with nothing left
+costs the launch of its kernels.
+"""
+
+import torch
+from torch import Tensor
+
+from confident_decoding.config import SelectionPlan
+from confident_decoding.kernels import Operations, operations
+from confident_decoding.kernels.types import ROWS, Candidates, FirstCandidates, Round, Rule
+from confident_decoding.model_head import ModelHead, Selection
+from confident_decoding.planner import Schedule
+from confident_decoding.selection import mix_depths
+
+
+def scan_on_device(
+    packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None, schedule: Schedule
+) -> Selection:
+    """Scan rows ``[B, n*H]``, B > 0.
+
+    Args:
+        packed: Packed rows.
+        plan: What to select; not a fixed layer.
+        head: The model's operations; ``weight`` is needed if the schedule has rounds.
+        draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``. Rows that mixing keeps at the final
+            layer are not scanned.
+        schedule: `planner.schedule` for these rows.
+
+    Returns:
+        As of `scan.select`.
+    """
+    return _Scan(packed, plan, head, draws, schedule).run()
+
+
+class _Scan:
+    """One call."""
+
+    def __init__(
+        self, packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None, schedule: Schedule
+    ) -> None:
+        self._packed, self._plan, self._head, self._schedule = packed, plan, head, schedule
+        self._operations: Operations = operations(packed.device)
+        self._rule = Rule(plan.window, plan.min_entropy, plan.shift, plan.candidates, schedule.rows_per_read)
+        shape, device = (len(plan.depths), len(packed)), packed.device
+        self._limits = None
+        if 0 < plan.p < 1:  # p = 0 is the regression setting: its scan runs, and the caller returns the stock logits
+            whole = torch.full((shape[1],), plan.window + 1, dtype=torch.int64, device=device)
+            self._limits = (mix_depths(whole, draws, plan.p) - 1).to(torch.int32)
+        self._entropies = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
+        self._depths = torch.empty(shape[1], dtype=torch.int64, device=device)
+
+    def run(self) -> Selection:
+        """The whole scan."""
+        following = self._room(self._schedule.capacity) if self._schedule.rounds else None
+        logits = self._first_round(following)
+        for number in range(self._schedule.rounds):
+            assert following is not None
+            candidates, last = following, number == self._schedule.rounds - 1
+            following = None if last else self._room(self._schedule.capacity)
+            states = self._gather(candidates)
+            found = self._project(states if self._head.fused_norm else self._head.norm(states), candidates)
+            source = self._decide(found, candidates, following)
+            self._operations.keep(found, source, candidates, logits)
+            del found  # the next round's are as large
+        if self._plan.shift and 1 + self._schedule.first < len(self._plan.depths):
+            self._relocate(logits)
+        depths = self._depths if self._plan.p else torch.zeros_like(self._depths)
+        return Selection(logits, depths, self._entropies[0], self._entropies)
+
+    def _first_round(self, following: Candidates | None) -> Tensor:
+        first = FirstCandidates(len(self._packed), 1 + self._schedule.first)
+        projected = self._head.project(self._first_states(first))
+        source = self._decide(projected, first, following)
+        if first.ahead == 1:
+            return projected
+        logits = projected.new_empty(first.batch, projected.shape[1])
+        self._operations.keep(projected, source, first, logits)
+        return logits
+
+    def _first_states(self, first: FirstCandidates) -> Tensor:
+        if first.ahead == 1:
+            return self._packed[:, : self._packed.shape[1] // len(self._plan.depths)].contiguous()
+        states = self._gather(first)
+        if self._head.fused_norm is not None:
+            return states
+        return torch.cat([states[: first.batch], self._head.norm(states[first.batch :].contiguous())])
+
+    def _gather(self, candidates: Round, depths: Tensor | None = None) -> Tensor:
+        return self._operations.gather(self._packed, len(self._plan.depths), candidates, self._head.fused_norm, depths)
+
+    def _project(self, states: Tensor, candidates: Candidates) -> Tensor:
+        """Logits ``[capacity, V/tp]`` of a later round's candidates."""
+        assert self._head.weight is not None
+        return self._operations.project(states, self._head.weight, candidates)
+
+    def _decide(self, logits: Tensor, candidates: Round, following: Candidates | None) -> Tensor:
+        statistics = self._head.statistics(logits, candidates.count)
+        return self._operations.decide(
+            statistics, candidates, following, self._entropies, self._depths, self._rule, self._limits
+        )
+
+    def _relocate(self, logits: Tensor) -> None:
+        """Project the rows whose method asks for another depth than the trough that the scan has kept."""
+        moved = self._room(len(self._packed))
+        self._depths = self._operations.relocate(self._depths, self._entropies, moved, self._rule, self._limits)
+        slots = torch.arange(len(self._packed), dtype=torch.int32, device=logits.device)
+        states = self._gather(moved, self._depths)
+        if self._head.fused_norm is None:
+            rows = torch.where(slots < moved.work[ROWS], moved.rows, 0)
+            final = self._depths[rows] == 0
+            states = torch.where(final[:, None], states, self._head.norm(states.clone()))
+        found = self._project(states, moved)
+        self._operations.keep(found, slots, moved, logits)
+
+    def _room(self, capacity: int) -> Candidates:
+        return Candidates.empty(capacity, len(self._packed), self._packed.device)

@@ -1,0 +1,60 @@
+"""The device operations of the scan: Triton kernels, and their twins in torch.
+
+Every operation takes how many rows it is to work on from the device, so nothing waits for the host and no
+shape depends on data. `twins` says what each computes; the other modules compute it on a GPU.
+"""
+
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from confident_decoding.kernels import twins
+from confident_decoding.kernels.types import Candidates, Round, Rule
+from confident_decoding.model_head import RmsNorm
+from confident_decoding.planner import has_kernels
+
+
+class Operations(Protocol):
+    """What `twins` and `triton_operations` both offer; documented there."""
+
+    def shard_statistics(
+        self, logits: Tensor, count: Tensor | None = None, soft_cap: float | None = None, scale: float = 1.0
+    ) -> Tensor: ...
+
+    def gather(
+        self, packed: Tensor, n: int, candidates: Round, norm: RmsNorm | None, depths: Tensor | None = None
+    ) -> Tensor: ...
+
+    def project(self, states: Tensor, weight: Tensor, candidates: Candidates) -> Tensor: ...
+
+    def decide(
+        self,
+        statistics: Tensor,
+        candidates: Round,
+        following: Candidates | None,
+        entropies: Tensor,
+        depths: Tensor,
+        rule: Rule,
+        limits: Tensor | None,
+    ) -> Tensor: ...
+
+    def relocate(
+        self, troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule, limits: Tensor | None
+    ) -> Tensor: ...
+
+    def keep(self, logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> None: ...
+
+
+def operations(device: torch.device) -> Operations:
+    """The operations for tensors on ``device``."""
+    if not has_kernels(device):
+        return twins
+    from confident_decoding.kernels import triton_operations
+
+    return triton_operations
+
+
+def statistics_of_finished(logits: Tensor, count: Tensor | None = None) -> Tensor:
+    """`model_head.Statistics` of logits ``[m, V]`` that are whole, capped and scaled: ``[1, m, 3]``."""
+    return operations(logits.device).shard_statistics(logits, count)[None]

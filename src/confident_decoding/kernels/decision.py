@@ -1,0 +1,255 @@
+"""What a round's entropies decide: which rows go on, and which logits each keeps. Twins of the same names.
+
+A call has at most 1024 rows (`planner.MOST_ROWS`), so one program sees them all and can number those that
+go on.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from confident_decoding.kernels.launching import processors, wide
+from confident_decoding.kernels.types import Candidates, FirstCandidates, Round, Rule
+
+_FEW, _MANY = 64, 1024
+_COPIED = 4096
+
+
+@triton.jit
+def _entropy(statistics, number, held, capacity, SHARDS: tl.constexpr):
+    """`entropy.combine_statistics` of the candidates ``number``."""
+    top = tl.load(statistics + number * 3, mask=held, other=0.0)
+    for shard in tl.static_range(1, SHARDS):
+        top = tl.maximum(top, tl.load(statistics + (shard * capacity + number) * 3, mask=held, other=0.0))
+    total = tl.zeros_like(top)
+    moment = tl.zeros_like(top)
+    for shard in tl.static_range(SHARDS):
+        place = statistics + (shard * capacity + number) * 3
+        m = tl.load(place, mask=held, other=0.0)
+        s = tl.load(place + 1, mask=held, other=1.0)
+        u = tl.load(place + 2, mask=held, other=0.0)
+        offset = tl.where(m == -float("inf"), -1e4, m - top)
+        offset = tl.where(offset < -1e4, -1e4, offset)
+        weight = tl.exp(offset)
+        total += s * weight
+        moment += (u + offset * s) * weight
+    return tl.log(total) - moment / total
+
+
+@triton.jit
+def _settle(trough, final_entropy, own_limit, shift, candidates, min_entropy):
+    depth = tl.minimum(tl.maximum(trough + shift, 0), candidates - 1)
+    depth = tl.where((min_entropy > 0) & (final_entropy <= min_entropy), 0, depth)
+    return tl.where(own_limit < 0, 0, depth)
+
+
+@triton.jit(do_not_specialize=["batch", "capacity", "first_ahead", "window", "shift", "candidates", "per_read"])
+def _decide(
+    statistics,
+    rows,
+    work,
+    next_rows,
+    next_work,
+    entropies,
+    depths,
+    limits,
+    source,
+    batch,
+    capacity,
+    first_ahead,
+    window,
+    shift,
+    candidates,
+    per_read,
+    min_entropy,
+    SHARDS: tl.constexpr,
+    FIRST_ROUND: tl.constexpr,
+    FOLLOWED: tl.constexpr,
+    LIMITED: tl.constexpr,
+    SETTLES: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    slot = tl.arange(0, BLOCK)
+    m, first, ahead, row = batch, 0, first_ahead, slot
+    if not FIRST_ROUND:
+        m, first, ahead = tl.load(work), tl.load(work + 1), tl.load(work + 2)
+    here = slot < m
+    if not FIRST_ROUND:
+        row = tl.load(rows + slot, mask=here, other=0)
+    limit = tl.full((BLOCK,), window, tl.int32)
+    if LIMITED:
+        limit = tl.minimum(tl.load(limits + row, mask=here, other=0), window)
+    before = tl.full((BLOCK,), float("inf"), tl.float32)
+    if not FIRST_ROUND:
+        before = tl.load(entropies + (first - 1) * batch + row, mask=here & (first > 0), other=float("inf"))
+    final = before
+    steps = tl.zeros((BLOCK,), tl.int32)
+    goes_on = here.to(tl.int32)
+    for a in range(ahead):
+        h = _entropy(statistics, a * m + slot, here, capacity, SHARDS)
+        tl.store(entropies + (first + a) * batch + row, h, mask=here)
+        # Depth 0 is where every row begins, also one that stays there by its limit.
+        descends = (h < before) & (first + a <= tl.maximum(limit, 0))
+        goes_on = goes_on * descends.to(tl.int32)
+        steps += goes_on
+        if FIRST_ROUND:
+            final = tl.where(a == 0, h, final)
+            goes_on = tl.where((a == 0) & (min_entropy > 0) & (h <= min_entropy), 0, goes_on)
+        before = h
+    trough = tl.maximum(first - 1 + steps, 0)
+    kept = tl.where(steps > 0, (steps - 1) * m + slot, tl.where(first == 0, slot, -1))
+    if SETTLES:
+        trough = _settle(trough, final, limit, shift, candidates, min_entropy)
+        kept = trough * m + slot
+    tl.store(depths + row, trough.to(tl.int64), mask=here)
+    tl.store(source + slot, kept, mask=here)
+    if FOLLOWED:
+        first = first + ahead
+        goes_on = tl.where(here & (first <= limit), goes_on, 0)
+        tl.store(next_rows + tl.cumsum(goes_on, 0) - 1, row, mask=goes_on > 0)
+        left = tl.sum(goes_on, 0)
+        remaining = window - first + 1
+        least = tl.where(first == 1, 1, 2)
+        some = tl.minimum(tl.maximum(least, per_read // tl.maximum(left, 1)), remaining)
+        ahead = tl.where(left * remaining <= 2 * per_read, remaining, some)
+        ahead = tl.where(left > 0, ahead, 0)
+        tl.store(next_work, left)
+        tl.store(next_work + 1, first)
+        tl.store(next_work + 2, ahead)
+        tl.store(next_work + 3, left * ahead)
+
+
+def decide(
+    statistics: Tensor,
+    candidates: Round,
+    following: Candidates | None,
+    entropies: Tensor,
+    depths: Tensor,
+    rule: Rule,
+    limits: Tensor | None,
+) -> Tensor:
+    """See `twins.decide`."""
+    batch = len(depths)
+    source = torch.empty(batch, dtype=torch.int32, device=depths.device)
+    ahead = candidates.ahead if isinstance(candidates, FirstCandidates) else 0
+    rows, work = (candidates.rows, candidates.work) if isinstance(candidates, Candidates) else (source, source)
+    _decide[(1,)](
+        statistics,
+        rows,
+        work,
+        source if following is None else following.rows,
+        source if following is None else following.work,
+        entropies,
+        depths,
+        source if limits is None else limits,
+        source,
+        batch,
+        statistics.shape[1],
+        ahead,
+        rule.window,
+        rule.shift,
+        rule.candidates,
+        rule.rows_per_read,
+        rule.min_entropy,
+        SHARDS=len(statistics),
+        FIRST_ROUND=isinstance(candidates, FirstCandidates),
+        FOLLOWED=following is not None,
+        LIMITED=limits is not None,
+        SETTLES=ahead == len(entropies),
+        BLOCK=_FEW if batch <= _FEW else _MANY,
+        num_warps=2 if batch <= _FEW else 8,
+    )
+    return source
+
+
+@triton.jit(do_not_specialize=["batch", "shift", "candidates"])
+def _relocate(
+    troughs,
+    entropies,
+    limits,
+    result,
+    rows,
+    work,
+    batch,
+    shift,
+    candidates,
+    min_entropy,
+    LIMITED: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    row = tl.arange(0, BLOCK)
+    here = row < batch
+    trough = tl.load(troughs + row, mask=here, other=0).to(tl.int32)
+    final = tl.load(entropies + row, mask=here, other=0.0)
+    limit = tl.zeros((BLOCK,), tl.int32)
+    if LIMITED:
+        limit = tl.load(limits + row, mask=here, other=0)
+    depth = _settle(trough, final, limit, shift, candidates, min_entropy)
+    moved = (here & (depth != trough)).to(tl.int32)
+    tl.store(result + row, depth.to(tl.int64), mask=here)
+    tl.store(rows + tl.cumsum(moved, 0) - 1, row, mask=moved > 0)
+    total = tl.sum(moved, 0)
+    tl.store(work, total)
+    tl.store(work + 1, 0)
+    tl.store(work + 2, 1)
+    tl.store(work + 3, total)
+
+
+def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule, limits: Tensor | None) -> Tensor:
+    """See `twins.relocate`."""
+    batch, result = len(troughs), torch.empty_like(troughs)
+    _relocate[(1,)](
+        troughs,
+        entropies,
+        troughs if limits is None else limits,
+        result,
+        moved.rows,
+        moved.work,
+        batch,
+        rule.shift,
+        rule.candidates,
+        rule.min_entropy,
+        LIMITED=limits is not None,
+        BLOCK=_FEW if batch <= _FEW else _MANY,
+        num_warps=2 if batch <= _FEW else 8,
+    )
+    return result
+
+
+@triton.jit(do_not_specialize=["batch"])
+def _keep(logits, source, rows, work, result, batch, columns, stride, FIRST_ROUND: tl.constexpr, WIDTH: tl.constexpr):
+    m = batch
+    if not FIRST_ROUND:
+        m = tl.load(work)
+    blocks = tl.cdiv(columns, WIDTH)
+    for item in range(tl.program_id(0), m * blocks, tl.num_programs(0)):
+        slot = item // blocks
+        taken = tl.load(source + slot)
+        if taken >= 0:
+            row = slot
+            if not FIRST_ROUND:
+                row = tl.load(rows + slot)
+            column = (item % blocks) * WIDTH + tl.arange(0, WIDTH)
+            x = tl.load(logits + wide(taken) * stride + column, mask=column < columns)
+            tl.store(result + wide(row) * columns + column, x, mask=column < columns)
+
+
+def keep(logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> None:
+    """See `twins.keep`."""
+    batch, columns = result.shape
+    rows, work = (candidates.rows, candidates.work) if isinstance(candidates, Candidates) else (source, source)
+    programs = min(8 * processors(result.device), batch * triton.cdiv(columns, _COPIED))
+    _keep[(programs,)](
+        logits,
+        source,
+        rows,
+        work,
+        result,
+        batch,
+        columns,
+        logits.stride(0),
+        FIRST_ROUND=isinstance(candidates, FirstCandidates),
+        WIDTH=_COPIED,
+        num_warps=4,
+    )

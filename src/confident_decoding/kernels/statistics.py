@@ -1,0 +1,124 @@
+"""Entropy statistics of logits in one reading; the twin is `twins.shard_statistics`.
+
+A row is cut into splits of fixed width, each reduced by one program to ``(m, s, u)``, then combined in
+order, like vocabulary shards: a row's result does not depend on how many rows come with it.
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from confident_decoding import entropy
+from confident_decoding.kernels.launching import processors, wide
+
+SPLIT = 8192
+"""Columns of a program: all of them are held in registers, so that the maximum comes before the sums."""
+_COMBINED_ROWS = 16
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _split_statistics(
+    logits,
+    count,
+    result,
+    rows,
+    columns,
+    stride,
+    soft_cap,
+    scale,
+    COUNTED: tl.constexpr,
+    CAPPED: tl.constexpr,
+    SCALED: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    split = tl.program_id(0)
+    end = rows
+    if COUNTED:
+        end = tl.load(count)
+    column = split * WIDTH + tl.arange(0, WIDTH)
+    for row in range(tl.program_id(1), end, tl.num_programs(1)):
+        x = tl.load(logits + wide(row) * stride + column, mask=column < columns, other=-float("inf"))
+        # The stock steps round to the dtype of the logits after each.
+        if CAPPED:
+            y = (x.to(tl.float32) * (1.0 / soft_cap)).to(x.dtype).to(tl.float32)
+            e = tl.exp(-2.0 * tl.abs(y))
+            y = tl.where(y < 0, e - 1.0, 1.0 - e) / (1.0 + e)
+            x = tl.where(column < columns, (y.to(x.dtype).to(tl.float32) * soft_cap).to(x.dtype), x)
+        if SCALED:
+            x = tl.where(column < columns, (x.to(tl.float32) * scale).to(x.dtype), x)
+        x = x.to(tl.float32)
+        m = tl.max(x, 0)
+        d = x - tl.where(m == -float("inf"), 0.0, m)
+        d = tl.where(d < -1e4, -1e4, d)  # -inf * 0 is NaN; a NaN compares false and stays
+        e = tl.exp(d)
+        place = result + (wide(split) * rows + row) * 3
+        tl.store(place, m)
+        tl.store(place + 1, tl.sum(e, 0))
+        tl.store(place + 2, tl.sum(d * e, 0))
+
+
+@triton.jit(do_not_specialize=["rows"])
+def _combine_splits(
+    parts, count, result, rows, splits, COUNTED: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr
+):
+    end = rows
+    if COUNTED:
+        end = tl.load(count)
+    row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)
+    if tl.program_id(0) * ROWS < end:
+        split = tl.arange(0, SPLITS)
+        held = (row[:, None] < end) & (split[None, :] < splits)
+        place = parts + (split[None, :].to(tl.int64) * rows + row[:, None]) * 3
+        m = tl.load(place, mask=held, other=-float("inf"))
+        s = tl.load(place + 1, mask=held, other=0.0)
+        u = tl.load(place + 2, mask=held, other=0.0)
+        top = tl.max(m, 1)
+        offset = tl.where(m == -float("inf"), -1e4, m - top[:, None])
+        offset = tl.where(offset < -1e4, -1e4, offset)
+        weight = tl.exp(offset)
+        out = result + row * 3
+        tl.store(out, top, mask=row < end)
+        tl.store(out + 1, tl.sum(s * weight, 1), mask=row < end)
+        tl.store(out + 2, tl.sum((u + offset * s) * weight, 1), mask=row < end)
+
+
+def shard_statistics(
+    logits: Tensor, count: Tensor | None = None, soft_cap: float | None = None, scale: float = 1.0
+) -> Tensor:
+    """See `twins.shard_statistics`."""
+    rows, columns = logits.shape
+    if rows == 0 or columns == 0:
+        return entropy.shard_statistics(logits)
+    splits = triton.cdiv(columns, SPLIT)
+    parts = torch.empty((splits, rows, 3), dtype=torch.float32, device=logits.device)
+    result = torch.empty((rows, 3), dtype=torch.float32, device=logits.device)
+    # Where only some rows count, few programs, each with many rows: nothing to do must cost nothing.
+    most = rows if count is None else max(1, 8 * processors(logits.device) // splits)
+    _split_statistics[(splits, min(rows, most))](
+        logits,
+        parts if count is None else count,
+        parts,
+        rows,
+        columns,
+        logits.stride(0),
+        soft_cap if soft_cap is not None else 1.0,
+        float(scale),
+        COUNTED=count is not None,
+        CAPPED=soft_cap is not None,
+        SCALED=scale != 1.0,
+        WIDTH=SPLIT,
+        num_warps=4,
+    )
+    _combine_splits[(triton.cdiv(rows, _COMBINED_ROWS),)](
+        parts,
+        parts if count is None else count,
+        result,
+        rows,
+        splits,
+        COUNTED=count is not None,
+        ROWS=_COMBINED_ROWS,
+        SPLITS=triton.next_power_of_2(splits),
+        num_warps=4,
+    )
+    return result

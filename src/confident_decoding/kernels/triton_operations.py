@@ -1,0 +1,8 @@
+"""The operations of the scan as Triton kernels (see `twins` for what each computes)."""
+
+from confident_decoding.kernels.decision import decide, keep, relocate
+from confident_decoding.kernels.projection import project
+from confident_decoding.kernels.states import gather
+from confident_decoding.kernels.statistics import shard_statistics
+
+__all__ = ["decide", "gather", "keep", "project", "relocate", "shard_statistics"]

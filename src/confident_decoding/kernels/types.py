@@ -1,0 +1,80 @@
+"""What the operations of a round share."""
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+ROWS, FIRST, AHEAD, TOTAL = range(4)
+"""Places in `Candidates.work`."""
+
+
+@dataclass(frozen=True)
+class Candidates:
+    """The candidates of a round: depths ``first .. first+ahead-1`` of m rows, depth by depth.
+
+    Candidate ``a * m + i`` of the ``m * ahead`` is depth ``first + a`` of row ``rows[i]``.
+
+    Attributes:
+        capacity: Most candidates; the number of rows of the tensors that hold their states and logits.
+        rows: ``[B]`` int32, row numbers, of which the first m count.
+        work: ``[4]`` int32 on the device: m, first, ahead, ``m * ahead``.
+    """
+
+    capacity: int
+    rows: Tensor
+    work: Tensor
+
+    @property
+    def count(self) -> Tensor:
+        """``[1]`` int32: how many there are."""
+        return self.work[TOTAL:]
+
+    @classmethod
+    def empty(cls, capacity: int, rows: int, device: torch.device) -> "Candidates":
+        """Room for the candidates of a round of at most ``rows`` rows."""
+        held = torch.empty(rows + 4, dtype=torch.int32, device=device)
+        return cls(capacity, held[4:], held[:4])  # both at addresses that kernels may take to be multiples of 16
+
+
+@dataclass(frozen=True)
+class FirstCandidates:
+    """The candidates of the first round: depths ``0 .. ahead-1`` of all rows in order, known to the host.
+
+    Attributes:
+        batch: B.
+        ahead: Depths, the final one included.
+    """
+
+    batch: int
+    ahead: int
+
+    @property
+    def capacity(self) -> int:
+        """How many there are."""
+        return self.batch * self.ahead
+
+    count = None
+    """All of them need a result."""
+
+
+Round = FirstCandidates | Candidates
+
+
+@dataclass(frozen=True)
+class Rule:
+    """What ends a row's scan.
+
+    Attributes:
+        window: Deepest depth that the scan may reach.
+        min_entropy: Rows at or under it (nats, final layer) stay there; 0 = none.
+        shift: Added to the trough, then clamped to ``[0, candidates - 1]``.
+        candidates: L.
+        rows_per_read: For the following round (`planner.look_ahead`).
+    """
+
+    window: int
+    min_entropy: float
+    shift: int
+    candidates: int
+    rows_per_read: int

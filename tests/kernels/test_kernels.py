@@ -1,0 +1,361 @@
+"""Each Triton kernel against its twin in torch, and the twins against float64.
+
+On a GPU the compiled kernels run; elsewhere Triton's interpreter runs the same source on the CPU
+(`make test-kernels`). Where Triton is not installed there is nothing to test but the twins.
+"""
+
+import importlib.util
+import math
+import os
+
+import numpy as np
+import oracle
+import pytest
+import torch
+from toy_model import PLANS, ToyModel, plan_of
+
+from confident_decoding import device_scan
+from confident_decoding.entropy import combine_statistics
+from confident_decoding.kernels import twins
+from confident_decoding.kernels.types import Candidates, FirstCandidates, Rule
+from confident_decoding.model_head import RmsNorm
+from confident_decoding.scan import select
+
+GPU = torch.cuda.is_available()
+DEVICE = torch.device("cuda" if GPU else "cpu")
+HAS_TRITON = importlib.util.find_spec("triton") is not None and (GPU or os.environ.get("TRITON_INTERPRET") == "1")
+needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs a GPU, or Triton with TRITON_INTERPRET=1")
+if HAS_TRITON:
+    from confident_decoding.kernels import statistics as kernel_statistics
+    from confident_decoding.kernels import triton_operations
+IMPLEMENTATIONS = [
+    pytest.param("twins"),
+    pytest.param("triton", marks=needs_triton),
+]
+DTYPES = [torch.float32, torch.float16, torch.bfloat16]
+# Triton's interpreter multiplies bfloat16 matrices as if they were whole numbers (`create_dot`, 3.6).
+# Nor does it round to nearest where it converts to bfloat16.
+ROUNDED_DTYPES = [torch.float32, torch.float16, *([torch.bfloat16] if GPU else [])]
+MATRIX_DTYPES = [torch.float16, torch.bfloat16] if GPU else [torch.float16]
+
+
+def operations(name):
+    return twins if name == "twins" else triton_operations
+
+
+def generator(seed=0):
+    return torch.Generator().manual_seed(seed)
+
+
+def tensor(*shape, dtype=torch.float32, seed=0, scale=1.0):
+    return (torch.randn(*shape, generator=generator(seed)) * scale).to(dtype).to(DEVICE)
+
+
+def capped(x, soft_cap, scale):
+    """vLLM's steps on one number at a time, rounded to the dtype after each."""
+
+    def rounded(values):
+        return torch.tensor(values).to(x.dtype).double().numpy()
+
+    values = x.double().cpu().numpy()
+    if soft_cap is not None:
+        values = rounded(rounded(np.tanh(rounded(values / soft_cap))) * soft_cap)
+    return rounded(values * scale) if scale != 1.0 else values
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [1, 7, 97, 8192, 8193, 20_001])
+@pytest.mark.parametrize(("soft_cap", "scale"), [(None, 1.0), (30.0, 1.0), (None, 0.25), (5.0, 2.0)])
+def test_entropies_of_statistics(name, dtype, columns, soft_cap, scale):
+    if name == "triton" and dtype not in ROUNDED_DTYPES:
+        soft_cap, scale = None, 1.0
+    rows = 5
+    logits = tensor(rows, columns, dtype=dtype, scale=4.0)
+    if columns > 7:
+        logits[1, ::3] = -math.inf
+    stats = operations(name).shard_statistics(logits, None, soft_cap, scale)
+    assert stats.shape == (rows, 3)
+    found = combine_statistics(stats[None]).cpu()
+    for row in range(rows):
+        expected = oracle.entropy(capped(logits[row], soft_cap, scale))
+        # A value that the cap rounds to its neighbour moves the entropy; the twin and the kernel round alike.
+        exact = soft_cap is None or dtype == torch.float32
+        assert abs(float(found[row]) - expected) < (2e-5 if exact else 5e-3) * max(1.0, expected)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_padding_outside_the_view_is_not_read(name):
+    logits = tensor(4, 304, dtype=torch.bfloat16)
+    padded = torch.full((4, 512), math.inf, dtype=torch.bfloat16, device=DEVICE)
+    padded[:, :304] = logits
+    found = operations(name).shard_statistics(padded[:, :304])
+    assert torch.equal(found, operations(name).shard_statistics(logits))
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_rows_that_have_no_entropy(name):
+    logits = tensor(6, 9000)
+    logits[1], logits[2, 8999], logits[3, 4] = -math.inf, math.nan, math.inf
+    logits[4, 1:] = -math.inf
+    stats = operations(name).shard_statistics(logits)
+    assert stats[1].tolist()[:2] == [-math.inf, 0]
+    found = combine_statistics(stats[None]).tolist()
+    assert [math.isnan(h) for h in found] == [False, True, True, True, False, False]
+    assert found[4] == 0
+    # Beside a shard that has finite logits, one without any weighs nothing.
+    other = operations(name).shard_statistics(tensor(6, 50, seed=1))
+    both = combine_statistics(torch.stack([stats, other]))
+    assert both[1] == combine_statistics(other[None])[1]
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("columns", [0, 50])
+def test_shards_without_columns_or_rows(name, columns):
+    stats = operations(name).shard_statistics(torch.empty(3, columns, device=DEVICE).fill_(1.0)[:, :columns])
+    assert stats.shape == (3, 3)
+    assert operations(name).shard_statistics(torch.empty(0, columns, device=DEVICE)).shape == (0, 3)
+    if columns == 0:
+        assert stats.tolist() == [[-math.inf, 0, 0]] * 3
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("count", [0, 1, 5, 23, 40])
+def test_only_counted_rows_need_a_result(name, count):
+    logits = tensor(40, 9001, dtype=torch.bfloat16)
+    number = torch.tensor([count], dtype=torch.int32, device=DEVICE)
+    found = operations(name).shard_statistics(logits, number)
+    expected = operations(name).shard_statistics(logits)
+    assert torch.equal(found[:count], expected[:count])
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_row_does_not_depend_on_its_neighbours(name):
+    logits = tensor(37, 20_000, dtype=torch.bfloat16, scale=3.0)
+    whole = operations(name).shard_statistics(logits)
+    for rows in (slice(0, 1), slice(5, 9), slice(36, 37)):
+        assert torch.equal(operations(name).shard_statistics(logits[rows]), whole[rows])
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", ROUNDED_DTYPES)
+@pytest.mark.parametrize(("soft_cap", "scale"), [(None, 1.0), (30.0, 0.5)])
+def test_statistics_equal_the_twin(dtype, soft_cap, scale):
+    logits = tensor(9, 3 * kernel_statistics.SPLIT + 5, dtype=dtype, scale=5.0)
+    found = triton_operations.shard_statistics(logits, None, soft_cap, scale)
+    torch.testing.assert_close(found, twins.shard_statistics(logits, None, soft_cap, scale), rtol=1e-5, atol=1e-4)
+
+
+def candidates(rows, first, ahead, batch, capacity):
+    result = Candidates.empty(capacity, batch, DEVICE)
+    result.rows.fill_(-(10**9))  # what nothing may read
+    result.rows[: len(rows)] = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
+    result.work.copy_(torch.tensor([len(rows), first, ahead, len(rows) * ahead], dtype=torch.int32))
+    return result
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("hidden", [16, 100, 4096])
+@pytest.mark.parametrize("norm", ["none", "rms", "gemma", "float32 weight"])
+def test_gathered_states_are_normed_as_the_model_norms_them(name, dtype, hidden, norm):
+    batch, n = 7, 5
+    packed = tensor(batch, n * hidden, dtype=dtype)
+    weight = tensor(hidden, seed=1, dtype=torch.float32 if norm == "float32 weight" else dtype)
+    spec = None if norm == "none" else RmsNorm(weight, 1e-5, plus_one=norm == "gemma")
+    some = candidates([1, 2, 6], 2, 3, batch, 12)
+    first = FirstCandidates(batch, 4)
+    own = torch.tensor([0, 1, 4, 3, 2, 1, 0], device=DEVICE)
+    cases = [
+        (first, None, [(row, depth) for depth in range(4) for row in range(batch)]),
+        (some, None, [(row, depth) for depth in (2, 3, 4) for row in (1, 2, 6)]),
+        (candidates([0, 3, 5], 0, 1, batch, 12), own, [(0, 0), (3, 3), (5, 1)]),
+        (candidates([], 3, 0, batch, 12), None, []),
+    ]
+    for what, depths, expected in cases:
+        states = operations(name).gather(packed, n, what, spec, depths)
+        assert states.shape == (what.capacity, hidden)
+        for number, (row, depth) in enumerate(expected):
+            raw = packed[row, depth * hidden : (depth + 1) * hidden]
+            if depth == 0 or spec is None:
+                assert torch.equal(states[number], raw)
+                continue
+            x = raw.double().cpu().numpy()
+            y = x / math.sqrt((x**2).mean() + 1e-5)
+            w = weight.double().cpu().numpy() + (1 if norm == "gemma" else 0)
+            # At most one rounding of the normed state and one of the product.
+            np.testing.assert_allclose(
+                states[number].double().cpu().numpy(), y * w, rtol=2.1 * torch.finfo(dtype).eps + 3e-6, atol=1e-6
+            )
+
+
+@needs_triton
+@pytest.mark.parametrize("dtype", ROUNDED_DTYPES)
+def test_gathered_states_equal_the_twin(dtype):
+    packed, weight = tensor(9, 6 * 256, dtype=dtype), tensor(256, seed=1, dtype=dtype)
+    some = candidates([0, 4, 5, 8], 1, 5, 9, 30)
+    for plus_one in (False, True):
+        norm = RmsNorm(weight, 1e-6, plus_one)
+        found, expected = (ops.gather(packed, 6, some, norm)[:20] for ops in (triton_operations, twins))
+        differs = (found != expected).float().mean()  # a sum in another order can round one value the other way
+        assert differs < (0.01 if dtype.itemsize == 2 else 0.5)
+        torch.testing.assert_close(found, expected, rtol=4 * torch.finfo(dtype).eps, atol=0)
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", MATRIX_DTYPES)
+@pytest.mark.parametrize("count", [0, 1, 64, 65, 150])
+@pytest.mark.parametrize(("hidden", "columns"), [(64, 300), (192, 97)])
+def test_projection(name, dtype, count, hidden, columns):
+    states, weight = tensor(160, hidden, dtype=dtype), tensor(columns, hidden, dtype=dtype, seed=1)
+    if count:
+        states[count:] = math.nan  # rows beyond the count must not reach the others
+    listed = candidates([0] * count, 1, 1, 160, 160)
+    found = operations(name).project(states, weight, listed)[:count].double().cpu().numpy()
+    expected = states[:count].double().cpu().numpy() @ weight.double().cpu().numpy().T
+    np.testing.assert_allclose(found, expected, rtol=2 * torch.finfo(dtype).eps, atol=1e-3 * math.sqrt(hidden))
+
+
+@needs_triton
+def test_projection_without_tensor_maps(monkeypatch):
+    """GPUs before compute capability 9 fetch tiles by pointers."""
+    from confident_decoding.kernels import projection
+
+    monkeypatch.setattr(projection, "has_tensor_maps", lambda device: False)
+    for dtype in MATRIX_DTYPES:
+        test_projection("triton", dtype, 65, 192, 300)
+
+
+def entropies_as_statistics(entropies, shards):
+    """``[R, m, 3]`` whose combined entropies are these: every shard holds the same distribution, weighted alike."""
+    h = torch.as_tensor(entropies, dtype=torch.float32)
+    return torch.stack([torch.zeros_like(h), torch.ones_like(h), math.log(shards) - h], -1).expand(shards, -1, -1)
+
+
+def course(ops, matrix, rule, limits, rounds_ahead, shards, capacity=400):
+    """Run the decisions of all rounds over entropies ``[n, B]``; kept candidates are told by their logits."""
+    n, batch = matrix.shape
+    entropies = torch.full((n, batch), math.nan, device=DEVICE)
+    depths = torch.full((batch,), -7, dtype=torch.int64, device=DEVICE)
+    result = torch.full((batch, 2), math.nan, device=DEVICE)
+    stage, log = FirstCandidates(batch, rounds_ahead), []
+    while True:
+        last = isinstance(stage, FirstCandidates) and stage.ahead == n
+        following = None if last else Candidates.empty(capacity, batch, DEVICE)
+        if isinstance(stage, FirstCandidates):
+            m, first, ahead, rows = batch, 0, stage.ahead, list(range(batch))
+        else:
+            m, first, ahead, total = stage.work.tolist()
+            assert total == m * ahead
+            rows = stage.rows[:m].tolist()
+        log.append((m, first, ahead, rows))
+        pairs = [(row, first + a) for a in range(ahead) for row in rows]
+        h = torch.zeros(stage.capacity)
+        logits = torch.full((stage.capacity, 2), math.nan, device=DEVICE)
+        for number, (row, depth) in enumerate(pairs):
+            h[number] = matrix[depth, row]
+            logits[number] = torch.tensor([float(row), float(depth)])
+        stats = entropies_as_statistics(h, shards).contiguous().to(DEVICE)
+        source = ops.decide(stats, stage, following, entropies, depths, rule, limits)
+        ops.keep(logits, source, stage, result)
+        if following is None or int(following.work[0]) == 0:
+            return depths, result, entropies, log
+        stage = following
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("batch", [1, 10, 100])
+@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("first", [1, 2, 8])
+@pytest.mark.parametrize("window", [7, 4])
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("min_entropy", [0.0, 1.0])
+def test_decisions_are_the_scan(name, batch, shards, first, window, limited, min_entropy):
+    n = 8
+    matrix = torch.rand(n, batch, generator=generator(batch)) * 2
+    matrix += torch.linspace(2, 0, n)[:, None] * (torch.rand(batch, generator=generator(1)) < 0.6)
+    if batch > 2:
+        matrix[0, 0], matrix[2, 1], matrix[1, 2] = math.nan, math.nan, matrix[0, 2]
+    limits = torch.randint(-1, window + 1, (batch,), generator=generator(2), dtype=torch.int32).to(DEVICE)
+    rule = Rule(window, min_entropy, 0, n, 20)
+    depths, kept, seen, log = course(operations(name), matrix, rule, limits if limited else None, first, shards)
+    for row in range(batch):
+        limit = max(0, int(limits[row])) if limited else window
+        h = [float(x) for x in matrix[:, row]]
+        expected = 0 if 0 < min_entropy >= h[0] else oracle.depth(h, min(limit, window), 0, n)
+        assert int(depths[row]) == expected
+        assert kept[row].tolist() == [row, expected]
+        np.testing.assert_allclose(seen[: expected + 1, row].cpu(), h[: expected + 1], rtol=1e-5, atol=1e-5)
+    for _, _, _, rows in log:
+        assert rows == sorted(set(rows))
+
+
+@needs_triton
+@pytest.mark.parametrize("first", [1, 2])
+def test_decisions_equal_the_twin_round_by_round(first):
+    matrix = torch.rand(12, 200, generator=generator(5)).sort(0, descending=True)[0]
+    matrix[:, ::3] = torch.rand(12, 67, generator=generator(6))
+    rule = Rule(11, 0.0, 0, 12, 50)
+    found, expected = (course(ops, matrix, rule, None, first, 1, 2400) for ops in (triton_operations, twins))
+    assert found[3] == expected[3]
+    assert len(found[3]) > 3
+    assert torch.equal(found[0], expected[0])
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("shift", [1, -1, 3])
+@pytest.mark.parametrize("limited", [False, True])
+@pytest.mark.parametrize("batch", [5, 90])
+def test_shifts(name, shift, limited, batch):
+    troughs = torch.randint(0, 6, (batch,), generator=generator()).to(DEVICE)
+    entropies = torch.rand(8, batch, generator=generator(1)).to(DEVICE)
+    limits = torch.randint(-1, 2, (batch,), generator=generator(2), dtype=torch.int32).to(DEVICE) if limited else None
+    rule = Rule(7, 0.3, shift, 7, 20)
+    moved = Candidates.empty(batch, batch, DEVICE)
+    depths = operations(name).relocate(troughs, entropies, moved, rule, limits)
+    expected = [
+        0 if entropies[0, row] <= 0.3 or (limited and limits[row] < 0) else min(max(int(troughs[row]) + shift, 0), 6)
+        for row in range(batch)
+    ]
+    assert depths.tolist() == expected
+    rows = [row for row in range(batch) if expected[row] != int(troughs[row])]
+    assert moved.work.tolist() == [len(rows), 0, 1, len(rows)]
+    assert moved.rows[: len(rows)].tolist() == rows
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("columns", [5, 5000])
+def test_kept_logits(name, dtype, columns):
+    logits, result = tensor(12, columns, dtype=dtype), tensor(6, columns, dtype=dtype, seed=1)
+    before = result.clone()
+    source = torch.tensor([7, -1, 0, -99, -99, -99], dtype=torch.int32, device=DEVICE)
+    operations(name).keep(logits, source, candidates([4, 1, 2], 1, 4, 6, 12), result)
+    assert torch.equal(result[4], logits[7])
+    assert torch.equal(result[2], logits[0])
+    others = [0, 1, 3, 5]
+    assert torch.equal(result[others], before[others])
+
+
+@needs_triton
+@pytest.mark.parametrize("keys", [k for k in PLANS if "last" not in k.get("select_method", "")], ids=str)
+@pytest.mark.parametrize("rows_per_read", [20, 10_000])
+@pytest.mark.parametrize("p", [0.0, 0.5, 1.0])
+def test_whole_scans_with_kernels_equal_those_with_twins(keys, rows_per_read, p, monkeypatch):
+    plan = plan_of(p=p, **keys)
+    results = []
+    for ops in (triton_operations, twins):
+        # The projection kernel takes 16-bit operands; H = 64 is its step.
+        model = ToyModel(0, torch.float16, rows_per_read, on_device=True, fused=True, hidden=64, device=DEVICE)
+        packed = model.packed(66, plan.depths)
+        monkeypatch.setattr(device_scan, "operations", lambda device, ops=ops: ops)
+        draws = torch.rand(66, dtype=torch.float64, generator=generator(3)).to(DEVICE)
+        results.append(select(packed, plan, model.head, draws))
+    found, expected = results
+    if found.entropies is None:
+        assert len(plan.depths) == 1
+        return
+    assert torch.equal(found.entropies.isnan(), expected.entropies.isnan()), "the same candidates were looked at"
+    torch.testing.assert_close(found.entropies, expected.entropies, rtol=1e-3, atol=1e-3, equal_nan=True)
+    assert torch.equal(found.depths, expected.depths)
+    torch.testing.assert_close(found.logits, expected.logits, rtol=2e-3, atol=2e-3)

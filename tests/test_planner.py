@@ -1,0 +1,98 @@
+"""Rounds whose sizes hold whatever the rows hold."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from confident_decoding import planner
+from confident_decoding.planner import Schedule, look_ahead, rows_per_read, schedule, warm_up_sizes
+
+
+@given(
+    rows=st.integers(1, 1024),
+    depths=st.integers(2, 40),
+    per_read=st.integers(1, 1024),
+    threshold=st.booleans(),
+    data=st.data(),
+)
+@settings(max_examples=300, deadline=None)
+def test_any_course_of_a_scan_fits(rows, depths, per_read, threshold, data):
+    """However many rows end at each depth: no round is larger than its tensors, and the window's end is reached."""
+    plan = schedule(rows, depths, depths - 1, per_read, threshold)
+    alive, depth = rows, plan.first + 1
+    for _ in range(plan.rounds):
+        alive = data.draw(st.integers(0, alive))
+        if not alive or depth > depths - 1:
+            break
+        ahead = look_ahead(alive, depth, depths - depth, per_read)
+        assert 1 <= ahead <= depths - depth
+        assert alive * ahead <= plan.capacity
+        depth += ahead
+    else:
+        assert depth == depths or not alive, "rows would go on"
+
+
+def test_few_rows_are_scanned_at_once():
+    assert schedule(8, 10, 9, 160, False) == Schedule(9)
+    assert schedule(32, 10, 9, 160, False) == Schedule(9)
+    assert schedule(5000, 10, 9, None, False) == Schedule(9)
+
+
+def test_the_first_reading_is_shared_until_depth_zero_fills_it():
+    assert schedule(64, 10, 9, 160, False).first == 1
+    assert schedule(40, 10, 9, 160, False).first == 3
+    assert schedule(159, 10, 9, 160, False).first == 1
+    assert schedule(256, 10, 9, 160, False).first == 0
+
+
+def test_a_threshold_spares_candidates_that_are_not_free():
+    assert schedule(64, 10, 9, 160, True).first == 1, "two depths fit into one reading"
+    assert schedule(100, 10, 9, 160, True).first == 0
+
+
+def test_rounds_are_few():
+    for rows in (64, 128, 256, 512):
+        assert schedule(rows, 10, 9, 160, False).rounds <= 5
+
+
+def test_look_ahead_ends_the_scan_where_two_readings_pay_for_it():
+    assert look_ahead(35, 2, 8, 160) == 8
+    assert look_ahead(50, 2, 8, 160) == 3
+    assert look_ahead(256, 1, 9, 160) == 1
+    assert look_ahead(256, 2, 8, 160) == 2
+
+
+def test_heads_that_only_the_model_can_apply_are_scanned_at_once(monkeypatch):
+    monkeypatch.setattr(planner, "has_kernels", lambda device: True)
+    gpu = torch.device("cuda")
+    assert rows_per_read(gpu, 4096, 151_936, torch.bfloat16, plain=False) is None
+    assert rows_per_read(gpu, 4096, 151_936, torch.float32, plain=True) is None
+    assert rows_per_read(gpu, 4095, 151_936, torch.bfloat16, plain=True) is None
+    assert rows_per_read(gpu, 4096, 0, torch.bfloat16, plain=True) is None
+    monkeypatch.setattr(planner, "has_kernels", lambda device: False)
+    assert rows_per_read(gpu, 4096, 151_936, torch.bfloat16, plain=True) is None
+
+
+@pytest.mark.parametrize(("hidden", "columns"), [(4096, 151_936), (4096, 75_968), (8192, 128_256), (576, 49_152)])
+def test_rows_that_pay_for_a_reading(hidden, columns, monkeypatch):
+    """H and V nearly cancel; a small head is dearer by its launches."""
+    monkeypatch.setattr(planner, "has_kernels", lambda device: True)
+    per_read = rows_per_read(torch.device("cuda"), hidden, columns, torch.bfloat16, plain=True)
+    assert 150 < per_read < (190 if hidden > 1000 else 1024)
+
+
+@given(depths=st.integers(2, 40), per_read=st.integers(20, 1024))
+def test_warm_up_meets_every_form(depths, per_read):
+    sizes = warm_up_sizes(depths, per_read)
+    forms = {
+        (rows > 64, s.rounds > 0, s.first > 0)
+        for rows in range(1, planner.MOST_ROWS + 1, 3)
+        for s in [schedule(rows, depths, depths - 1, per_read, False)]
+    }
+    warmed = {
+        (rows > 64, s.rounds > 0, s.first > 0)
+        for rows in sizes
+        for s in [schedule(rows, depths, depths - 1, per_read, False)]
+    }
+    assert forms <= warmed
