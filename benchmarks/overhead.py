@@ -1,16 +1,16 @@
-"""Cost of a decode step with Confident Decoding against stock vLLM, in one run on one machine.
+"""What Confident Decoding costs beside stock vLLM, in one run on one machine.
 
-Engines run one after another in processes of their own, several rounds interleaved; each number is
-the median over rounds of the ratio to the stock engine of the same round.
+Engines with and without it run side by side in processes of their own and are asked in turn; each number is the
+median over rounds of the ratio to the stock engine of the same round.
 
-    python -m benchmarks.overhead --model PATH --batch 8 --rounds 5
+    python -m benchmarks.overhead                                  # the embedded model, on a CPU
+    python -m benchmarks.overhead --shape qwen3-8b --forced paper smollm2 --batch 1 8 64 256
+    python -m benchmarks.overhead --model MODEL --settings stock planned --tensor-parallel-size 2
 """
 
 import argparse
-import importlib.metadata
 import json
 import os
-import platform
 import statistics
 import subprocess
 import sys
@@ -18,149 +18,261 @@ import tempfile
 import time
 from pathlib import Path
 
+from benchmarks.shapes import SHAPES, write_shape
+from benchmarks.timing import machine
+
 SWITCH = "enable_multi_layer_entropy_selection"
 SETTINGS = {
-    "stock": {},
-    "last-m8": {SWITCH: True, "select_method": "last-m8"},
-    "K=2": {SWITCH: True, "trough_max_backtrack_layers": 2},
-    "K=10": {SWITCH: True, "trough_max_backtrack_layers": 10},
-    "K=10, log every step": {SWITCH: True, "trough_max_backtrack_layers": 10, "trough_log_interval": 1},
+    "stock": None,
+    "p=0": {"p": 0.0},
+    "planned": {},
+    "dense": {"dense": True},
+    "threshold 0.01": {"min_entropy": 0.01, "under": 0.64},
+    "plain recipe": {"plain": True},
 }
+"""Each but stock is a variant of one engine with the switch on (`benchmarks.variants`)."""
+FORCED = ("planned", "threshold 0.01")
+"""Settings whose time depends on the depths, for which each histogram is measured."""
+CPU_ONLY_SETTINGS = ("stock", "planned")
 
 
-def measure(spec):
-    """In a process of its own: milliseconds per decode step for each batch size."""
+def serve(spec):
+    """An engine of its own: answers questions that come as JSON lines."""
     from vllm import LLM, SamplingParams
 
     llm = LLM(**spec["engine"])
-    result = {}
-    for batch in spec["batches"]:
-        prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
-        seconds = {}
-        for tokens in (spec["tokens"], spec["tokens"] // 4, spec["tokens"], spec["tokens"] // 4):  # first pair warms up
-            params = SamplingParams(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    say({"ready": True})
+    for line in sys.stdin:
+        question = json.loads(line)
+        if question["do"] == "variant":
+            from benchmarks import variants
+
+            llm.collective_rpc(variants.apply_variant, args=(question["variant"],))
+            say({})
+        elif question["do"] == "memory":
+            from benchmarks import variants
+
+            say({"bytes": llm.collective_rpc(variants.peak_memory, args=(question["reset"],))})
+        elif question["do"] == "step":
+            say({"ms": step_ms(llm, SamplingParams, question["batch"], question["tokens"])})
+        elif question["do"] == "prompt":
+            prompt = {"prompt_token_ids": [7 + i % 1000 for i in range(question["tokens"])]}
+            params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=question.get("prompt_logprobs"))
             start = time.perf_counter()
-            llm.generate(prompts, params, use_tqdm=False)
-            seconds[tokens] = time.perf_counter() - start
-        # The difference of two lengths leaves prefill and scheduling of the first step out.
-        long, short = spec["tokens"], spec["tokens"] // 4
-        result[str(batch)] = 1000 * (seconds[long] - seconds[short]) / (long - short)
-    return result
+            llm.generate([prompt], params, use_tqdm=False)
+            say({"ms": 1000 * (time.perf_counter() - start)})
 
 
-def run_child(spec):
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.overhead", "--child", json.dumps({**spec, "out": str(out)})],
-            capture_output=True,
+def step_ms(llm, sampling_params, batch, tokens):
+    """Milliseconds per decode step: the difference of two lengths leaves prefill and the first steps out."""
+    prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
+    seconds = []
+    for length in (tokens, tokens // 4):
+        params = sampling_params(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
+        start = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        seconds.append(time.perf_counter() - start)
+    return 1000 * (seconds[0] - seconds[1]) / (tokens - tokens // 4)
+
+
+def say(answer):
+    """Answer on the pipe that nothing else writes to."""
+    os.write(int(os.environ["BENCH_PIPE"]), (json.dumps(answer) + "\n").encode())
+
+
+class Engine:
+    """One engine in a process of its own."""
+
+    def __init__(self, name, options, log):
+        self.name, self._log = name, open(log, "w")  # noqa: SIM115 (closed with the process)
+        read, write = os.pipe()
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.overhead", "--child", json.dumps({"engine": options})],
+            stdin=subprocess.PIPE,
+            stdout=self._log,
+            stderr=self._log,
             text=True,
-            check=False,
-            env={**ENV, **os.environ},
+            pass_fds=[write],
+            env={**ENV, **os.environ, "BENCH_PIPE": str(write)},
         )
-        if done.returncode:
-            sys.exit(done.stdout[-2000:] + done.stderr[-3000:])
-        return json.loads(out.read_text())
+        os.close(write)
+        self._answers = os.fdopen(read)
+
+    def wait(self):
+        """Until it has started."""
+        self._read()
+
+    def ask(self, **question):
+        """One question, one answer."""
+        self._process.stdin.write(json.dumps(question) + "\n")
+        self._process.stdin.flush()
+        return self._read()
+
+    def _read(self):
+        line = self._answers.readline()
+        if not line:
+            self._process.wait()
+            sys.exit(f"the engine {self.name!r} ended:\n" + Path(self._log.name).read_text()[-5000:])
+        return json.loads(line)
+
+    def close(self):
+        """End it."""
+        self._process.stdin.close()
+        self._process.wait(60)
 
 
 ENV = {
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # functions of this package are sent to the workers
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
 
 
-def machine():
-    import torch
-    import vllm
+def cases(args, on_gpu):
+    """``(name, variant)`` of what is measured beside stock."""
+    for name, variant in SETTINGS.items():
+        if variant is None or (args.settings and name not in args.settings):
+            continue
+        if not args.settings and not on_gpu and name not in CPU_ONLY_SETTINGS:
+            continue
+        for histogram in args.forced if name in FORCED and args.forced else [None]:
+            forced = {"histogram": histogram} if histogram else {}
+            yield f"{name}, {histogram}" if histogram else name, {**variant, **forced}
 
-    cpu = next(
-        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines() if "model name" in line),
-        "",
-    )
-    return {
-        "cpu": cpu,
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "vllm": vllm.__version__,
-        "confident-decoding": importlib.metadata.version("confident-decoding"),
-    }
+
+def measure(args, engines, variants):
+    """Rounds of ms per setting and batch, the settings interleaved."""
+    rounds = []
+    for number in range(-1, args.rounds):  # the first one warms up
+        times = {}
+        for name, variant in variants:
+            for key, engine in engines.items():
+                if (variant is None) != (key == "stock"):
+                    continue
+                label = name if variant is None or len(engines) == 2 else f"{name}, {key}"
+                if variant is not None and args.variants:
+                    engine.ask(do="variant", variant=variant)
+                times[label] = {}
+                for batch in args.batch:
+                    times[label][batch] = engine.ask(do="step", batch=batch, tokens=args.tokens)["ms"]
+                if args.prefill:
+                    times[label]["prefill"] = engine.ask(do="prompt", tokens=args.prefill)["ms"]
+        if number >= 0:
+            rounds.append(times)
+        shown = {name: " ".join(f"{ms:.2f}" for ms in row.values()) for name, row in times.items()}
+        print(f"round {number + 1}/{args.rounds}: {shown}", flush=True)
+    return rounds
+
+
+def medians(rounds):
+    """Median ms and median ratio to the stock engine of the same round, with the ratios' range."""
+    table = {}
+    for name in rounds[0]:
+        table[name] = {}
+        for column in rounds[0][name]:
+            ratios = [r[name][column] / r["stock"][column] for r in rounds]
+            table[name][column] = {
+                "ms": statistics.median(r[name][column] for r in rounds),
+                "ratio": statistics.median(ratios),
+                "least": min(ratios),
+                "most": max(ratios),
+            }
+    return table
+
+
+def memory(args, engines):
+    """Peak bytes over what is allocated between requests: a prefill, and prompt logprobs."""
+    result = {}
+    for key, engine in engines.items():
+        result[key] = {}
+        for name, question in {
+            f"prefill {args.prefill}": {"tokens": args.prefill},
+            "prompt_logprobs 4096": {"tokens": 4096, "prompt_logprobs": 1},
+        }.items():
+            engine.ask(do="memory", reset=True)
+            engine.ask(do="prompt", **question)
+            result[key][name] = engine.ask(do="memory", reset=True)["bytes"]
+    return result
+
+
+def parse():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="checkpoint; default: the embedded SmolLM2-135M-Instruct")
+    parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--layers", type=int, nargs="+", default=[10], help="candidate layers, an engine each")
+    parser.add_argument("--settings", nargs="+", choices=[n for n in SETTINGS if n != "stock"])
+    parser.add_argument("--forced", nargs="+", default=[], choices=["paper", "smollm2"], help="histograms of depths")
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--prefill", type=int, default=0, help="also time a prompt of so many tokens, in one chunk")
+    parser.add_argument("--memory", action="store_true", help="also peak memory (GPU)")
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--tensor-parallel-size", type=int, default=1)
+    parser.add_argument("--compiled", action="store_true", help="with torch.compile and CUDA graphs")
+    parser.add_argument("--option", nargs="*", default=[], metavar="NAME=JSON", help="further engine options")
+    parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
+    return parser.parse_args()
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", help="checkpoint; default: the embedded SmolLM2-135M-Instruct")
-    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    parser.add_argument(
-        "--only", nargs="+", choices=[n for n in SETTINGS if n != "stock"], help="settings beside stock"
-    )
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64)
-    parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--compiled", action="store_true", help="with torch.compile (a minute per engine)")
-    parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
-    args = parser.parse_args()
+    args = parse()
     if args.child:
-        spec = json.loads(args.child)
-        Path(spec["out"]).write_text(json.dumps(measure(spec)))
+        serve(json.loads(args.child))
         return
-    if args.model is None:
-        from demo.checkpoint import smollm2
+    import torch
 
-        args.model = str(smollm2())
-    engine = {
-        "model": args.model,
-        "dtype": args.dtype,
-        "max_model_len": 512,
-        "enable_prefix_caching": False,
-        "skip_tokenizer_init": True,
-        "enforce_eager": not args.compiled,
-        "max_num_seqs": max(8, *args.batch),
-    }
-    settings = {name: c for name, c in SETTINGS.items() if not args.only or name in ["stock", *args.only]}
-    rounds = []
-    for number in range(args.rounds):
-        times = {}
-        for name, config in settings.items():
-            times[name] = run_child(
-                {"engine": {**engine, "additional_config": config}, "batches": args.batch, "tokens": args.tokens}
-            )
-            print(
-                f"round {number + 1}/{args.rounds} {name}: "
-                + ", ".join(f"B={b} {ms:.2f} ms" for b, ms in times[name].items()),
-                flush=True,
-            )
-        rounds.append(times)
-    table = {
-        name: {
-            b: {
-                "ms": statistics.median(r[name][str(b)] for r in rounds),
-                "ratio": statistics.median(r[name][str(b)] / r["stock"][str(b)] for r in rounds),
-            }
-            for b in args.batch
+    with tempfile.TemporaryDirectory() as folder:
+        if args.shape:
+            model = write_shape(args.shape, Path(folder) / args.shape)
+        elif args.model:
+            model = args.model
+        else:
+            from demo.checkpoint import smollm2
+
+            model = str(smollm2())
+        options = {
+            "model": model,
+            "dtype": args.dtype,
+            "max_model_len": max(512, 2 * args.prefill, 8192 if args.memory else 0),
+            "enable_prefix_caching": False,
+            "skip_tokenizer_init": True,
+            "enforce_eager": not args.compiled,
+            "max_num_seqs": max(8, *args.batch),
+            "tensor_parallel_size": args.tensor_parallel_size,
+            **({"load_format": "dummy"} if args.shape else {}),
+            **({"max_num_batched_tokens": args.prefill} if args.prefill else {}),
+            **{name: json.loads(value) for name, value in (option.split("=", 1) for option in args.option)},
         }
-        for name in settings
-    }
-    print(f"\n{'':24}" + "".join(f"  B={b:<18}" for b in args.batch))
+        engines = {"stock": Engine("stock", options, Path(folder) / "stock.log")}
+        for layers in args.layers:
+            config = {SWITCH: True, "trough_max_backtrack_layers": layers}
+            name = f"K={layers}"
+            engines[name] = Engine(name, {**options, "additional_config": config}, Path(folder) / f"{layers}.log")
+        for engine in engines.values():
+            engine.wait()
+        variants = [("stock", None), *cases(args, torch.cuda.is_available())]
+        args.variants = torch.cuda.is_available()  # on a CPU there is one setting: as it is
+        used = memory(args, engines) if args.memory else None
+        rounds = measure(args, engines, variants)
+        for engine in engines.values():
+            engine.close()
+    table = medians(rounds)
+    columns = list(table["stock"])
+    print(f"\n{'':28}" + "".join(f"{f'B={c}' if isinstance(c, int) else c:>20}" for c in columns))
     for name, row in table.items():
-        print(f"{name:24}" + "".join(f"  {row[b]['ms']:7.2f} ms {row[b]['ratio']:6.3f}x  " for b in args.batch))
+        print(f"{name:28}" + "".join(f"{row[c]['ms']:9.2f} ms {row[c]['ratio']:6.3f}x" for c in columns))
     if args.out:
-        args.out.write_text(
-            json.dumps(
-                {
-                    "machine": machine(),
-                    "arguments": {**vars(args), "model": Path(args.model).name, "out": None},
-                    "rounds": rounds,
-                    "median": table,
-                },
-                indent=1,
-            )
-        )
+        arguments = {
+            key: value for key, value in vars(args).items() if key not in ("child", "out", "model", "variants")
+        }
+        arguments["model"] = args.shape or (Path(args.model).name if args.model else "SmolLM2-135M-Instruct")
+        result = {"machine": machine(), "arguments": arguments, "median": table, "memory": used, "rounds": rounds}
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

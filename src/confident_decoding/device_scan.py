@@ -55,18 +55,17 @@ class _Scan:
 
     def run(self) -> Selection:
         """The whole scan."""
-        following = self._room(self._schedule.capacity) if self._schedule.rounds else None
-        logits = self._first_round(following)
-        for number in range(self._schedule.rounds):
-            assert following is not None
-            candidates, last = following, number == self._schedule.rounds - 1
-            following = None if last else self._room(self._schedule.capacity)
+        schedule = self._schedule
+        rounds = self._rooms(schedule.rounds, schedule.capacity)
+        logits = self._first_round(rounds[0] if rounds else None)
+        for number, candidates in enumerate(rounds):
             states = self._gather(candidates)
             found = self._project(states if self._head.fused_norm else self._head.norm(states), candidates)
+            following = rounds[number + 1] if number + 1 < len(rounds) else None
             source = self._decide(found, candidates, following)
             self._operations.keep(found, source, candidates, logits)
             del found  # the next round's are as large
-        if self._plan.shift and 1 + self._schedule.first < len(self._plan.depths):
+        if self._plan.shift and 1 + schedule.first < len(self._plan.depths):
             self._relocate(logits)
         depths = self._depths if self._plan.p else torch.zeros_like(self._depths)
         return Selection(logits, depths, self._entropies[0], self._entropies)
@@ -105,7 +104,7 @@ class _Scan:
 
     def _relocate(self, logits: Tensor) -> None:
         """Project the rows whose method asks for another depth than the trough that the scan has kept."""
-        moved = self._room(len(self._packed))
+        (moved,) = self._rooms(1, len(self._packed))
         self._depths = self._operations.relocate(self._depths, self._entropies, moved, self._rule, self._limits)
         slots = torch.arange(len(self._packed), dtype=torch.int32, device=logits.device)
         states = self._gather(moved, self._depths)
@@ -116,5 +115,5 @@ class _Scan:
         found = self._project(states, moved)
         self._operations.keep(found, slots, moved, logits)
 
-    def _room(self, capacity: int) -> Candidates:
-        return Candidates.empty(capacity, len(self._packed), self._packed.device)
+    def _rooms(self, rounds: int, capacity: int) -> list[Candidates]:
+        return Candidates.empty(rounds, capacity, len(self._packed), self._packed.device) if rounds else []

@@ -64,6 +64,16 @@ def _row_sums(x: Tensor) -> Tensor:
     return x[:, :whole].reshape(len(x), whole // _SEGMENT, _SEGMENT).sum(-1).sum(-1) + rest
 
 
+def merge_statistics(stats: Tensor) -> Tensor:
+    """The statistics of all columns from those of shards, added up in order: ``[R, B, 3]`` to ``[B, 3]`` fp32."""
+    m, s, u = stats.unbind(-1)
+    top = m.amax(0)
+    # -inf - -inf would be NaN: a shard without a finite logit weighs 0, whatever the others hold.
+    offset = torch.where(m == -torch.inf, _NOTHING, m - top).clamp(min=_NOTHING)
+    weight = offset.exp()
+    return torch.stack([top, (s * weight).sum(0), ((u + offset * s) * weight).sum(0)], -1)
+
+
 def combine_statistics(stats: Tensor) -> Tensor:
     """Entropy from the statistics of all shards, added up in rank order (so equal on every rank).
 
@@ -73,13 +83,8 @@ def combine_statistics(stats: Tensor) -> Tensor:
     Returns:
         ``[B]`` fp32 nats; NaN where a logit is NaN or ``+inf``, or all are ``-inf``.
     """
-    m, s, u = stats.unbind(-1)
-    top = m.amax(0)
-    # -inf - -inf would be NaN: a shard without a finite logit weighs 0, whatever the others hold.
-    offset = torch.where(m == -torch.inf, _NOTHING, m - top).clamp(min=_NOTHING)
-    weight = offset.exp()
-    total = (s * weight).sum(0)
-    return total.log() - ((u + offset * s) * weight).sum(0) / total
+    _, s, u = merge_statistics(stats).unbind(-1)
+    return s.log() - u / s
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -74,9 +74,12 @@ def test_entropies_of_statistics(name, dtype, columns, soft_cap, scale):
     logits = tensor(rows, columns, dtype=dtype, scale=4.0)
     if columns > 7:
         logits[1, ::3] = -math.inf
-    stats = operations(name).shard_statistics(logits, None, soft_cap, scale)
-    assert stats.shape == (rows, 3)
-    found = combine_statistics(stats[None]).cpu()
+    stats = operations(name).statistics(logits, None, soft_cap, scale)
+    assert stats.shape[1:] == (rows, 3)
+    found = combine_statistics(stats).cpu()
+    merged = operations(name).merge(stats)
+    assert merged.shape == (1, rows, 3)
+    torch.testing.assert_close(combine_statistics(merged).cpu(), found, rtol=1e-5, atol=1e-5)
     for row in range(rows):
         expected = oracle.entropy(capped(logits[row], soft_cap, scale))
         # A value that the cap rounds to its neighbour moves the entropy; the twin and the kernel round alike.
@@ -89,8 +92,8 @@ def test_padding_outside_the_view_is_not_read(name):
     logits = tensor(4, 304, dtype=torch.bfloat16)
     padded = torch.full((4, 512), math.inf, dtype=torch.bfloat16, device=DEVICE)
     padded[:, :304] = logits
-    found = operations(name).shard_statistics(padded[:, :304])
-    assert torch.equal(found, operations(name).shard_statistics(logits))
+    found = operations(name).statistics(padded[:, :304])
+    assert torch.equal(found, operations(name).statistics(logits))
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -98,25 +101,28 @@ def test_rows_that_have_no_entropy(name):
     logits = tensor(6, 9000)
     logits[1], logits[2, 8999], logits[3, 4] = -math.inf, math.nan, math.inf
     logits[4, 1:] = -math.inf
-    stats = operations(name).shard_statistics(logits)
-    assert stats[1].tolist()[:2] == [-math.inf, 0]
-    found = combine_statistics(stats[None]).tolist()
+    stats = operations(name).statistics(logits)
+    merged = operations(name).merge(stats)
+    assert merged[0, 1].tolist()[:2] == [-math.inf, 0]
+    assert combine_statistics(stats)[[0, 4]].tolist() == combine_statistics(merged)[[0, 4]].tolist()
+    found = combine_statistics(merged).tolist()
     assert [math.isnan(h) for h in found] == [False, True, True, True, False, False]
     assert found[4] == 0
     # Beside a shard that has finite logits, one without any weighs nothing.
-    other = operations(name).shard_statistics(tensor(6, 50, seed=1))
-    both = combine_statistics(torch.stack([stats, other]))
-    assert both[1] == combine_statistics(other[None])[1]
+    other = operations(name).statistics(tensor(6, 50, seed=1))
+    both = combine_statistics(torch.cat([stats, other]))
+    assert both[1] == combine_statistics(other)[1]
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("columns", [0, 50])
 def test_shards_without_columns_or_rows(name, columns):
-    stats = operations(name).shard_statistics(torch.empty(3, columns, device=DEVICE).fill_(1.0)[:, :columns])
-    assert stats.shape == (3, 3)
-    assert operations(name).shard_statistics(torch.empty(0, columns, device=DEVICE)).shape == (0, 3)
+    stats = operations(name).statistics(torch.empty(3, columns, device=DEVICE).fill_(1.0)[:, :columns])
+    assert stats.shape == (1, 3, 3)
+    empty = operations(name).statistics(torch.empty(0, columns, device=DEVICE))
+    assert empty.shape == operations(name).merge(empty).shape == (1, 0, 3)
     if columns == 0:
-        assert stats.tolist() == [[-math.inf, 0, 0]] * 3
+        assert stats.tolist() == [[[-math.inf, 0, 0]] * 3]
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
@@ -124,17 +130,18 @@ def test_shards_without_columns_or_rows(name, columns):
 def test_only_counted_rows_need_a_result(name, count):
     logits = tensor(40, 9001, dtype=torch.bfloat16)
     number = torch.tensor([count], dtype=torch.int32, device=DEVICE)
-    found = operations(name).shard_statistics(logits, number)
-    expected = operations(name).shard_statistics(logits)
-    assert torch.equal(found[:count], expected[:count])
+    found = operations(name).statistics(logits, number)
+    expected = operations(name).statistics(logits)
+    assert torch.equal(found[:, :count], expected[:, :count])
+    assert torch.equal(operations(name).merge(found, number)[:, :count], operations(name).merge(expected)[:, :count])
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 def test_a_row_does_not_depend_on_its_neighbours(name):
     logits = tensor(37, 20_000, dtype=torch.bfloat16, scale=3.0)
-    whole = operations(name).shard_statistics(logits)
+    whole = operations(name).statistics(logits)
     for rows in (slice(0, 1), slice(5, 9), slice(36, 37)):
-        assert torch.equal(operations(name).shard_statistics(logits[rows]), whole[rows])
+        assert torch.equal(operations(name).statistics(logits[rows]), whole[:, rows])
 
 
 @needs_triton
@@ -142,12 +149,12 @@ def test_a_row_does_not_depend_on_its_neighbours(name):
 @pytest.mark.parametrize(("soft_cap", "scale"), [(None, 1.0), (30.0, 0.5)])
 def test_statistics_equal_the_twin(dtype, soft_cap, scale):
     logits = tensor(9, 3 * kernel_statistics.SPLIT + 5, dtype=dtype, scale=5.0)
-    found = triton_operations.shard_statistics(logits, None, soft_cap, scale)
-    torch.testing.assert_close(found, twins.shard_statistics(logits, None, soft_cap, scale), rtol=1e-5, atol=1e-4)
+    found = triton_operations.merge(triton_operations.statistics(logits, None, soft_cap, scale))
+    torch.testing.assert_close(found, twins.statistics(logits, None, soft_cap, scale), rtol=1e-5, atol=1e-4)
 
 
 def candidates(rows, first, ahead, batch, capacity):
-    result = Candidates.empty(capacity, batch, DEVICE)
+    (result,) = Candidates.empty(1, capacity, batch, DEVICE)
     result.rows.fill_(-(10**9))  # what nothing may read
     result.rows[: len(rows)] = torch.tensor(rows, dtype=torch.int32, device=DEVICE)
     result.work.copy_(torch.tensor([len(rows), first, ahead, len(rows) * ahead], dtype=torch.int32))
@@ -241,7 +248,7 @@ def course(ops, matrix, rule, limits, rounds_ahead, shards, capacity=400):
     stage, log = FirstCandidates(batch, rounds_ahead), []
     while True:
         last = isinstance(stage, FirstCandidates) and stage.ahead == n
-        following = None if last else Candidates.empty(capacity, batch, DEVICE)
+        following = None if last else Candidates.empty(1, capacity, batch, DEVICE)[0]
         if isinstance(stage, FirstCandidates):
             m, first, ahead, rows = batch, 0, stage.ahead, list(range(batch))
         else:
@@ -265,7 +272,7 @@ def course(ops, matrix, rule, limits, rounds_ahead, shards, capacity=400):
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("batch", [1, 10, 100])
-@pytest.mark.parametrize("shards", [1, 3])
+@pytest.mark.parametrize("shards", [1, 3, 19])
 @pytest.mark.parametrize("first", [1, 2, 8])
 @pytest.mark.parametrize("window", [7, 4])
 @pytest.mark.parametrize("limited", [False, True])
@@ -311,7 +318,7 @@ def test_shifts(name, shift, limited, batch):
     entropies = torch.rand(8, batch, generator=generator(1)).to(DEVICE)
     limits = torch.randint(-1, 2, (batch,), generator=generator(2), dtype=torch.int32).to(DEVICE) if limited else None
     rule = Rule(7, 0.3, shift, 7, 20)
-    moved = Candidates.empty(batch, batch, DEVICE)
+    (moved,) = Candidates.empty(1, batch, batch, DEVICE)
     depths = operations(name).relocate(troughs, entropies, moved, rule, limits)
     expected = [
         0 if entropies[0, row] <= 0.3 or (limited and limits[row] < 0) else min(max(int(troughs[row]) + shift, 0), 6)

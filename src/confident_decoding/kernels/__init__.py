@@ -18,9 +18,11 @@ from confident_decoding.planner import has_kernels
 class Operations(Protocol):
     """What `twins` and `triton_operations` both offer; documented there."""
 
-    def shard_statistics(
+    def statistics(
         self, logits: Tensor, count: Tensor | None = None, soft_cap: float | None = None, scale: float = 1.0
     ) -> Tensor: ...
+
+    def merge(self, parts: Tensor, count: Tensor | None = None) -> Tensor: ...
 
     def gather(
         self, packed: Tensor, n: int, candidates: Round, norm: RmsNorm | None, depths: Tensor | None = None
@@ -56,5 +58,5 @@ def operations(device: torch.device) -> Operations:
 
 
 def statistics_of_finished(logits: Tensor, count: Tensor | None = None) -> Tensor:
-    """`model_head.Statistics` of logits ``[m, V]`` that are whole, capped and scaled: ``[1, m, 3]``."""
-    return operations(logits.device).shard_statistics(logits, count)[None]
+    """`model_head.Statistics` of logits ``[m, V]`` that are whole, capped and scaled."""
+    return operations(logits.device).statistics(logits, count)

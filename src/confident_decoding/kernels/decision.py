@@ -9,32 +9,55 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from confident_decoding.kernels.launching import processors, wide
+from confident_decoding.kernels.launching import Kernel, processors, wide
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Round, Rule
 
 _FEW, _MANY = 64, 1024
 _COPIED = 4096
+_ENTROPY_TILE = 1024
 
 
 @triton.jit
-def _entropy(statistics, number, held, capacity, SHARDS: tl.constexpr):
+def _entropies(statistics, number, held, shards, capacity, SHARDS: tl.constexpr):
     """`entropy.combine_statistics` of the candidates ``number``."""
-    top = tl.load(statistics + number * 3, mask=held, other=0.0)
-    for shard in tl.static_range(1, SHARDS):
-        top = tl.maximum(top, tl.load(statistics + (shard * capacity + number) * 3, mask=held, other=0.0))
-    total = tl.zeros_like(top)
-    moment = tl.zeros_like(top)
-    for shard in tl.static_range(SHARDS):
-        place = statistics + (shard * capacity + number) * 3
-        m = tl.load(place, mask=held, other=0.0)
-        s = tl.load(place + 1, mask=held, other=1.0)
-        u = tl.load(place + 2, mask=held, other=0.0)
-        offset = tl.where(m == -float("inf"), -1e4, m - top)
-        offset = tl.where(offset < -1e4, -1e4, offset)
-        weight = tl.exp(offset)
-        total += s * weight
-        moment += (u + offset * s) * weight
-    return tl.log(total) - moment / total
+    shard = tl.arange(0, SHARDS)[None, :]
+    known = held[:, None] & (shard < shards)
+    place = statistics + (shard * capacity + number[:, None]) * 3
+    m = tl.load(place, mask=known, other=-float("inf"))
+    s = tl.load(place + 1, mask=known, other=0.0)
+    u = tl.load(place + 2, mask=known, other=0.0)
+    offset = tl.where(m == -float("inf"), -1e4, m - tl.max(m, 1)[:, None])
+    offset = tl.where(offset < -1e4, -1e4, offset)
+    weight = tl.exp(offset)
+    total = tl.sum(s * weight, 1)
+    return tl.log(total) - tl.sum((u + offset * s) * weight, 1) / total
+
+
+@triton.jit
+def _record(
+    statistics,
+    rows,
+    entropies,
+    m,
+    first,
+    ahead,
+    batch,
+    shards,
+    capacity,
+    SHARDS: tl.constexpr,
+    PAIRS: tl.constexpr,
+    FIRST_ROUND: tl.constexpr,
+):
+    """Write the entropies of a round's candidates to their places."""
+    for start in range(0, m * ahead, PAIRS):
+        number = start + tl.arange(0, PAIRS)
+        counts = number < m * ahead
+        h = _entropies(statistics, number, counts, shards, capacity, SHARDS)
+        row = number % m
+        if not FIRST_ROUND:
+            row = tl.load(rows + row, mask=counts, other=0)
+        tl.store(entropies + (first + number // m) * batch + row, h, mask=counts)
+    tl.debug_barrier()  # what these threads wrote, others read
 
 
 @triton.jit
@@ -44,7 +67,6 @@ def _settle(trough, final_entropy, own_limit, shift, candidates, min_entropy):
     return tl.where(own_limit < 0, 0, depth)
 
 
-@triton.jit(do_not_specialize=["batch", "capacity", "first_ahead", "window", "shift", "candidates", "per_read"])
 def _decide(
     statistics,
     rows,
@@ -58,12 +80,14 @@ def _decide(
     batch,
     capacity,
     first_ahead,
+    shards,
     window,
     shift,
     candidates,
     per_read,
     min_entropy,
     SHARDS: tl.constexpr,
+    PAIRS: tl.constexpr,
     FIRST_ROUND: tl.constexpr,
     FOLLOWED: tl.constexpr,
     LIMITED: tl.constexpr,
@@ -74,6 +98,7 @@ def _decide(
     m, first, ahead, row = batch, 0, first_ahead, slot
     if not FIRST_ROUND:
         m, first, ahead = tl.load(work), tl.load(work + 1), tl.load(work + 2)
+    _record(statistics, rows, entropies, m, first, ahead, batch, shards, capacity, SHARDS, PAIRS, FIRST_ROUND)
     here = slot < m
     if not FIRST_ROUND:
         row = tl.load(rows + slot, mask=here, other=0)
@@ -87,8 +112,7 @@ def _decide(
     steps = tl.zeros((BLOCK,), tl.int32)
     goes_on = here.to(tl.int32)
     for a in range(ahead):
-        h = _entropy(statistics, a * m + slot, here, capacity, SHARDS)
-        tl.store(entropies + (first + a) * batch + row, h, mask=here)
+        h = tl.load(entropies + (first + a) * batch + row, mask=here, other=0.0)
         # Depth 0 is where every row begins, also one that stays there by its limit.
         descends = (h < before) & (first + a <= tl.maximum(limit, 0))
         goes_on = goes_on * descends.to(tl.int32)
@@ -120,6 +144,11 @@ def _decide(
         tl.store(next_work + 3, left * ahead)
 
 
+_decide_kernel = Kernel(
+    _decide, ("batch", "capacity", "first_ahead", "shards", "window", "shift", "candidates", "per_read")
+)
+
+
 def decide(
     statistics: Tensor,
     candidates: Round,
@@ -134,7 +163,9 @@ def decide(
     source = torch.empty(batch, dtype=torch.int32, device=depths.device)
     ahead = candidates.ahead if isinstance(candidates, FirstCandidates) else 0
     rows, work = (candidates.rows, candidates.work) if isinstance(candidates, Candidates) else (source, source)
-    _decide[(1,)](
+    shards = len(statistics)
+    _decide_kernel(
+        (1,),
         statistics,
         rows,
         work,
@@ -147,23 +178,24 @@ def decide(
         batch,
         statistics.shape[1],
         ahead,
+        shards,
         rule.window,
         rule.shift,
         rule.candidates,
         rule.rows_per_read,
         rule.min_entropy,
-        SHARDS=len(statistics),
+        num_warps=2 if batch <= _FEW else 8,
+        SHARDS=triton.next_power_of_2(shards),
+        PAIRS=max(1, _ENTROPY_TILE // triton.next_power_of_2(shards)),
         FIRST_ROUND=isinstance(candidates, FirstCandidates),
         FOLLOWED=following is not None,
         LIMITED=limits is not None,
         SETTLES=ahead == len(entropies),
         BLOCK=_FEW if batch <= _FEW else _MANY,
-        num_warps=2 if batch <= _FEW else 8,
     )
     return source
 
 
-@triton.jit(do_not_specialize=["batch", "shift", "candidates"])
 def _relocate(
     troughs,
     entropies,
@@ -196,10 +228,14 @@ def _relocate(
     tl.store(work + 3, total)
 
 
+_relocate_kernel = Kernel(_relocate, ("batch", "shift", "candidates"))
+
+
 def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule, limits: Tensor | None) -> Tensor:
     """See `twins.relocate`."""
     batch, result = len(troughs), torch.empty_like(troughs)
-    _relocate[(1,)](
+    _relocate_kernel(
+        (1,),
         troughs,
         entropies,
         troughs if limits is None else limits,
@@ -210,14 +246,13 @@ def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule, 
         rule.shift,
         rule.candidates,
         rule.min_entropy,
+        num_warps=2 if batch <= _FEW else 8,
         LIMITED=limits is not None,
         BLOCK=_FEW if batch <= _FEW else _MANY,
-        num_warps=2 if batch <= _FEW else 8,
     )
     return result
 
 
-@triton.jit(do_not_specialize=["batch"])
 def _keep(logits, source, rows, work, result, batch, columns, stride, FIRST_ROUND: tl.constexpr, WIDTH: tl.constexpr):
     m = batch
     if not FIRST_ROUND:
@@ -235,12 +270,16 @@ def _keep(logits, source, rows, work, result, batch, columns, stride, FIRST_ROUN
             tl.store(result + wide(row) * columns + column, x, mask=column < columns)
 
 
+_keep_kernel = Kernel(_keep, ("batch",))
+
+
 def keep(logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> None:
     """See `twins.keep`."""
     batch, columns = result.shape
     rows, work = (candidates.rows, candidates.work) if isinstance(candidates, Candidates) else (source, source)
     programs = min(8 * processors(result.device), batch * triton.cdiv(columns, _COPIED))
-    _keep[(programs,)](
+    _keep_kernel(
+        (programs,),
         logits,
         source,
         rows,
@@ -249,7 +288,7 @@ def keep(logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> N
         batch,
         columns,
         logits.stride(0),
+        num_warps=4,
         FIRST_ROUND=isinstance(candidates, FirstCandidates),
         WIDTH=_COPIED,
-        num_warps=4,
     )

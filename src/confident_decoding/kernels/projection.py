@@ -4,12 +4,11 @@ Programs stay on their multiprocessor and take one tile after another, row tiles
 succession, so that the weights come from memory once. With no rows they end at once.
 """
 
-import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
 
-from confident_decoding.kernels.launching import has_tensor_maps, processors
+from confident_decoding.kernels.launching import Kernel, has_tensor_maps, processors
 from confident_decoding.kernels.types import Candidates
 
 _ROWS, _COLUMNS, _DEPTH = 64, 256, 64
@@ -17,7 +16,6 @@ _ROWS, _COLUMNS, _DEPTH = 64, 256, 64
 128 rows, 10% at 192 and 256, 17% at 320 (`python -m benchmarks.kernels`)."""
 
 
-@triton.jit(do_not_specialize=["capacity"])
 def _project(
     states,
     weight,
@@ -51,6 +49,9 @@ def _project(
         tl.store(place, sums.to(result.dtype.element_ty), mask=held)
 
 
+_project_kernel = Kernel(_project, ("capacity",))
+
+
 def project(states: Tensor, weight: Tensor, candidates: Candidates) -> Tensor:
     """See `twins.project`. H must be a multiple of 64."""
     capacity, hidden = states.shape
@@ -63,18 +64,19 @@ def project(states: Tensor, weight: Tensor, candidates: Candidates) -> Tensor:
             TensorDescriptor.from_tensor(states, [_ROWS, _DEPTH]),
             TensorDescriptor.from_tensor(weight, [_COLUMNS, _DEPTH]),
         )
-    _project[(processors(states.device),)](
+    _project_kernel(
+        (processors(states.device),),
         *operands,
         result,
         candidates.count,
         capacity,
         columns,
         hidden,
+        num_warps=4,
+        num_stages=5 if mapped else 3,
         MAPPED=mapped,
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,
         DEPTH=_DEPTH,
-        num_warps=4,
-        num_stages=5 if mapped else 3,
     )
     return result

@@ -4,12 +4,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from confident_decoding.kernels.launching import wide
+from confident_decoding.kernels.launching import Kernel, wide
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Round
 from confident_decoding.model_head import RmsNorm
 
 
-@triton.jit(do_not_specialize=["batch"])
 def _gather(
     packed,
     rows,
@@ -54,12 +53,16 @@ def _gather(
         tl.store(result + wide(number) * hidden + column, x, mask=held)
 
 
+_gather_kernel = Kernel(_gather, ("batch",))
+
+
 def gather(packed: Tensor, n: int, candidates: Round, norm: RmsNorm | None, depths: Tensor | None = None) -> Tensor:
     """See `twins.gather`."""
     hidden = packed.shape[1] // n
     result = packed.new_empty(candidates.capacity, hidden)
     rows, work = (candidates.rows, candidates.work) if isinstance(candidates, Candidates) else (packed, packed)
-    _gather[(candidates.capacity,)](
+    _gather_kernel(
+        (candidates.capacity,),
         packed,
         rows,
         work,
@@ -70,11 +73,11 @@ def gather(packed: Tensor, n: int, candidates: Round, norm: RmsNorm | None, dept
         packed.stride(0),
         hidden,
         0.0 if norm is None else norm.eps,
+        num_warps=8 if hidden > 2048 else 4,
         FIRST_ROUND=isinstance(candidates, FirstCandidates),
         OWN_DEPTHS=depths is not None,
         NORMED=norm is not None,
         PLUS_ONE=norm is not None and norm.plus_one,
         WIDTH=triton.next_power_of_2(hidden),
-        num_warps=8 if hidden > 2048 else 4,
     )
     return result

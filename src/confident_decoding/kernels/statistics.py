@@ -1,7 +1,7 @@
-"""Entropy statistics of logits in one reading; the twin is `twins.shard_statistics`.
+"""Entropy statistics of logits in one reading; the twins are `twins.statistics` and `twins.merge`.
 
-A row is cut into splits of fixed width, each reduced by one program to ``(m, s, u)``, then combined in
-order, like vocabulary shards: a row's result does not depend on how many rows come with it.
+A row is cut into splits of fixed width, each reduced by one program to ``(m, s, u)``, and splits are combined
+in order, like vocabulary shards: a row's result does not depend on how many rows come with it.
 """
 
 import torch
@@ -9,15 +9,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from confident_decoding import entropy
-from confident_decoding.kernels.launching import processors, wide
+from confident_decoding.kernels import twins
+from confident_decoding.kernels.launching import Kernel, processors, wide
 
 SPLIT = 8192
 """Columns of a program: all of them are held in registers, so that the maximum comes before the sums."""
-_COMBINED_ROWS = 16
+_MERGED_ROWS = 16
 
 
-@triton.jit(do_not_specialize=["rows"])
 def _split_statistics(
     logits,
     count,
@@ -58,10 +57,7 @@ def _split_statistics(
         tl.store(place + 2, tl.sum(d * e, 0))
 
 
-@triton.jit(do_not_specialize=["rows"])
-def _combine_splits(
-    parts, count, result, rows, splits, COUNTED: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr
-):
+def _merge(parts, count, result, rows, splits, COUNTED: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr):
     end = rows
     if COUNTED:
         end = tl.load(count)
@@ -83,19 +79,23 @@ def _combine_splits(
         tl.store(out + 2, tl.sum((u + offset * s) * weight, 1), mask=row < end)
 
 
-def shard_statistics(
+_statistics_kernel = Kernel(_split_statistics, ("rows",))
+_merge_kernel = Kernel(_merge, ("rows",))
+
+
+def statistics(
     logits: Tensor, count: Tensor | None = None, soft_cap: float | None = None, scale: float = 1.0
 ) -> Tensor:
-    """See `twins.shard_statistics`."""
+    """See `twins.statistics`: here one shard for each split of the columns."""
     rows, columns = logits.shape
     if rows == 0 or columns == 0:
-        return entropy.shard_statistics(logits)
+        return twins.statistics(logits)
     splits = triton.cdiv(columns, SPLIT)
     parts = torch.empty((splits, rows, 3), dtype=torch.float32, device=logits.device)
-    result = torch.empty((rows, 3), dtype=torch.float32, device=logits.device)
     # Where only some rows count, few programs, each with many rows: nothing to do must cost nothing.
     most = rows if count is None else max(1, 8 * processors(logits.device) // splits)
-    _split_statistics[(splits, min(rows, most))](
+    _statistics_kernel(
+        (splits, min(rows, most)),
         logits,
         parts if count is None else count,
         parts,
@@ -104,21 +104,30 @@ def shard_statistics(
         logits.stride(0),
         soft_cap if soft_cap is not None else 1.0,
         float(scale),
+        num_warps=4,
         COUNTED=count is not None,
         CAPPED=soft_cap is not None,
         SCALED=scale != 1.0,
         WIDTH=SPLIT,
-        num_warps=4,
     )
-    _combine_splits[(triton.cdiv(rows, _COMBINED_ROWS),)](
-        parts,
-        parts if count is None else count,
-        result,
-        rows,
-        splits,
-        COUNTED=count is not None,
-        ROWS=_COMBINED_ROWS,
-        SPLITS=triton.next_power_of_2(splits),
-        num_warps=4,
-    )
+    return parts
+
+
+def merge(parts: Tensor, count: Tensor | None = None) -> Tensor:
+    """See `twins.merge`."""
+    splits, rows, _ = parts.shape
+    result = torch.empty((1, rows, 3), dtype=torch.float32, device=parts.device)
+    if rows:
+        _merge_kernel(
+            (triton.cdiv(rows, _MERGED_ROWS),),
+            parts,
+            parts if count is None else count,
+            result,
+            rows,
+            splits,
+            num_warps=4,
+            COUNTED=count is not None,
+            ROWS=_MERGED_ROWS,
+            SPLITS=triton.next_power_of_2(splits),
+        )
     return result

@@ -3,6 +3,6 @@
 from confident_decoding.kernels.decision import decide, keep, relocate
 from confident_decoding.kernels.projection import project
 from confident_decoding.kernels.states import gather
-from confident_decoding.kernels.statistics import shard_statistics
+from confident_decoding.kernels.statistics import merge, statistics
 
-__all__ = ["decide", "gather", "keep", "project", "relocate", "shard_statistics"]
+__all__ = ["decide", "gather", "keep", "merge", "project", "relocate", "statistics"]

@@ -22,19 +22,28 @@ def sampled_distribution(logits: Tensor, soft_cap: float | None, scale: float) -
     return logits if scale == 1.0 else logits * scale
 
 
-def shard_statistics(
+def statistics(
     logits: Tensor, count: Tensor | None = None, soft_cap: float | None = None, scale: float = 1.0
 ) -> Tensor:
-    """`entropy.shard_statistics` of the sampled distribution, ``[m, V]`` to ``[m, 3]``.
+    """Statistics ``[R, m, 3]`` (`entropy.shard_statistics`) of the sampled distribution of ``[m, V]`` logits.
 
     Args:
-        logits: This shard's columns of the true vocabulary, unit stride along them.
+        logits: This rank's columns of the true vocabulary, unit stride along them.
         count: ``[1]`` int32: rows that need a result; None = all.
         soft_cap: See `sampled_distribution`.
         scale: As well.
+
+    Returns:
+        R shards of the columns, however many suit the device; here one.
     """
     del count  # the other rows cost time, and nothing else
-    return entropy.shard_statistics(sampled_distribution(logits, soft_cap, scale))
+    return entropy.shard_statistics(sampled_distribution(logits, soft_cap, scale))[None]
+
+
+def merge(parts: Tensor, count: Tensor | None = None) -> Tensor:
+    """One shard ``[1, m, 3]`` from several ``[R, m, 3]``: what ranks exchange."""
+    del count
+    return entropy.merge_statistics(parts)[None]
 
 
 def gather(packed: Tensor, n: int, candidates: Round, norm: RmsNorm | None, depths: Tensor | None = None) -> Tensor:

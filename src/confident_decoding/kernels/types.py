@@ -31,10 +31,11 @@ class Candidates:
         return self.work[TOTAL:]
 
     @classmethod
-    def empty(cls, capacity: int, rows: int, device: torch.device) -> "Candidates":
-        """Room for the candidates of a round of at most ``rows`` rows."""
-        held = torch.empty(rows + 4, dtype=torch.int32, device=device)
-        return cls(capacity, held[4:], held[:4])  # both at addresses that kernels may take to be multiples of 16
+    def empty(cls, rounds: int, capacity: int, rows: int, device: torch.device) -> "list[Candidates]":
+        """Room for the candidates of rounds of at most ``rows`` rows, in one piece of memory."""
+        # Both tensors of a round begin at addresses that kernels may take to be multiples of 16.
+        held = torch.empty((rounds, 4 + (rows + 3) // 4 * 4), dtype=torch.int32, device=device)
+        return [cls(capacity, one[4 : 4 + rows], one[:4]) for one in held]
 
 
 @dataclass(frozen=True)

@@ -22,18 +22,19 @@ def valid_columns(processor: Any, lm_head: Any) -> int:
 def statistics(
     processor: Any, lm_head: Any, logits: Tensor, count: Tensor | None = None, after_logits: AfterLogits | None = None
 ) -> Tensor:
-    """Statistics ``[tp, m, 3]`` of local logits ``[m, V/tp]``, gathered from all ranks (`model_head.Statistics`)."""
+    """Statistics of local logits ``[m, V/tp]``; ``[tp, m, 3]``, from all ranks, where there are several."""
     logits = logits[:, : valid_columns(processor, lm_head)]
     cap, scale = processor.soft_cap, processor.scale
     if after_logits is not None:
         first_id = lm_head.shard_indices.org_vocab_start_index
         logits, cap, scale = after_logits(sampled_distribution(logits, cap, scale), first_id), None, 1.0
-    mine = operations(logits.device).shard_statistics(logits, count, cap, scale)[None]
+    kernels = operations(logits.device)
+    parts = kernels.statistics(logits, count, cap, scale)
     if lm_head.tp_size == 1:
-        return mine
+        return parts
     from vllm.distributed import tensor_model_parallel_all_gather
 
-    return tensor_model_parallel_all_gather(mine, dim=0)
+    return tensor_model_parallel_all_gather(kernels.merge(parts, count), dim=0)
 
 
 def plain_weight(processor: Any, lm_head: Any, dtype: torch.dtype, bias: Tensor | None) -> Tensor | None:

@@ -1,0 +1,173 @@
+"""What benchmarks change on a running worker: forced depths, a dense scan, the plain recipe; no part of the product.
+
+Random weights make entropies tie, so the depth of each row can be forced to follow a histogram: before each
+decision the candidates' statistics are overwritten by some whose entropies fall to the wanted depth and rise
+after it. That costs one more kernel a round.
+"""
+
+import dataclasses
+
+import torch
+
+HISTOGRAMS = {
+    "paper": [0.885, 0.08, 0.02, 0.01, *[0.005 / 6] * 6],
+    "smollm2": [0.418, 0.140, 0.158, 0.147, 0.055, 0.018, 0.037, 0.013, 0.004, 0.010],
+}
+"""Shares of depth 0 to 9: as the paper reports for large models, and as measured on SmolLM2."""
+STEPS, ROWS = 64, 2048
+UNDER = 0.005
+"""Final entropy (nats) of rows that a threshold of 0.01 keeps."""
+
+
+def selecting_head(worker):
+    """The `SelectingHead` of a worker's model."""
+    from confident_decoding.plugin.anatomy import logits_processor
+
+    return logits_processor(worker.model_runner.get_model())._apply_head
+
+
+class Forced:
+    """Depths for each step and row, and the kernel that makes statistics say so."""
+
+    def __init__(self, histogram, under, device):
+        import triton
+        import triton.language as tl
+
+        generator = torch.Generator().manual_seed(0)
+        share = torch.tensor(HISTOGRAMS[histogram], dtype=torch.float64)
+        depths = torch.multinomial(share, STEPS * ROWS, replacement=True, generator=generator).to(torch.int32)
+        # `under` of all rows have a low final entropy; they are among those that stay at the final layer.
+        low = torch.rand(STEPS * ROWS, generator=generator) < under / float(share[0])
+        depths[(depths == 0) & low] = -1
+        self.table = depths.view(STEPS, ROWS).to(device)
+        self.step = 0
+
+        @triton.jit(do_not_specialize=["batch", "ahead", "capacity"])
+        def force(
+            statistics, rows, work, table, batch, ahead, capacity, under, SHARDS: tl.constexpr, FIRST: tl.constexpr
+        ):
+            number = tl.program_id(0) * 128 + tl.arange(0, 128)
+            m, first, total = batch, 0, batch * ahead
+            if not FIRST:
+                m, first, total = tl.load(work), tl.load(work + 1), tl.load(work + 3)
+            held = number < total
+            row, depth = number % tl.maximum(m, 1), first + number // tl.maximum(m, 1)
+            if not FIRST:
+                row = tl.load(rows + row, mask=held, other=0)
+            wanted = tl.load(table + row, mask=held, other=0)
+            h = tl.where(depth <= wanted, 10.0 - depth, 20.0 + depth)
+            h = tl.where((wanted < 0) & (depth == 0), under, h)
+            for shard in tl.static_range(SHARDS):
+                place = statistics + (shard * capacity + number) * 3
+                tl.store(place, 0.0 if shard == 0 else -float("inf"), mask=held)
+                tl.store(place + 1, 1.0 if shard == 0 else 0.0, mask=held)
+                tl.store(place + 2, -h if shard == 0 else h * 0.0, mask=held)
+
+        self._kernel = force
+
+    def __call__(self, statistics, candidates):
+        """Overwrite ``[R, m, 3]``."""
+        from confident_decoding.kernels.types import FirstCandidates
+
+        first = isinstance(candidates, FirstCandidates)
+        if first:
+            self.step = (self.step + 1) % STEPS
+        shards, capacity, _ = statistics.shape
+        self._kernel[((candidates.capacity + 127) // 128,)](
+            statistics,
+            statistics if first else candidates.rows,
+            statistics if first else candidates.work,
+            self.table[self.step],
+            candidates.batch if first else 0,
+            candidates.ahead if first else 0,
+            capacity,
+            UNDER,
+            SHARDS=shards,
+            FIRST=first,
+        )
+
+
+def apply_variant(worker, variant):
+    """Make the worker's next steps a variant: ``{"dense", "p", "min_entropy", "histogram", "under", "plain"}``."""
+    from confident_decoding import planner
+    from confident_decoding.kernels import triton_operations
+
+    head = selecting_head(worker)
+    if not hasattr(worker, "_unchanged"):
+        worker._unchanged = head._plan, planner.rows_per_read, triton_operations.decide
+    plan, per_read, decide = worker._unchanged
+    head._plan = dataclasses.replace(plan, p=variant.get("p", 1.0), min_entropy=variant.get("min_entropy", 0.0))
+    planner.rows_per_read = (lambda *args, **kwargs: None) if variant.get("dense") else per_read
+    head.__dict__.pop("_plain", None)
+    head._plain = plain_recipe(head) if variant.get("plain") else None
+    type(head).__call__ = dispatch
+    if variant.get("histogram"):
+        forced = Forced(variant["histogram"], variant.get("under", 0.0), worker.device)
+
+        def forced_decide(statistics, candidates, *rest):
+            forced(statistics, candidates)
+            return decide(statistics, candidates, *rest)
+
+        triton_operations.decide = forced_decide
+    else:
+        triton_operations.decide = decide
+
+
+def dispatch(head, *args):
+    """`SelectingHead.__call__`, or the plain recipe in its place."""
+    if head._plain is not None and args[1].shape[-1] != head._hidden:
+        return head._plain(*args)
+    return STOCK_CALL(head, *args)
+
+
+def plain_recipe(head):
+    """The documented recipe, written plainly: every candidate's logits in full, softmax in fp32, entropy, pick.
+
+    Under tensor parallelism all candidates' logits are gathered, as a recipe that wants probabilities must.
+    """
+
+    def call(lm_head, packed, bias):
+        n, processor = len(head._plan.depths), head._processor
+        states = packed.view(len(packed), n, -1)
+        every = [states[:, 0], *(head._final_state(states[:, d].contiguous()) for d in range(1, n))]
+        logits = torch.stack([head._stock(lm_head, state.contiguous(), bias) for state in every])
+        whole = logits
+        if lm_head.tp_size > 1:
+            from vllm.distributed import tensor_model_parallel_all_gather
+
+            whole = tensor_model_parallel_all_gather(logits)
+        probabilities = torch.softmax(whole[..., : processor.org_vocab_size].float(), -1)
+        entropies = -(probabilities * torch.log(probabilities + 1e-10)).sum(-1)
+        descends = (entropies[1:] < entropies[:-1]).long().cumprod(0).sum(0)
+        return logits.gather(0, descends[None, :, None].expand(1, -1, logits.shape[-1]))[0]
+
+    return call
+
+
+def _stock_call():
+    from confident_decoding.plugin.head import SelectingHead
+
+    return SelectingHead.__call__
+
+
+STOCK_CALL = _stock_call()
+
+
+def depth_statistics(worker, reset):
+    """Counters since the last reset: tokens, kept at the final layer, sum of depths (only where the log is on)."""
+    from confident_decoding.plugin.head import COUNTERS
+
+    counters = selecting_head(worker)._processor.get_buffer(COUNTERS)
+    values = counters[0].tolist()
+    if reset:
+        counters.zero_()
+    return values
+
+
+def peak_memory(worker, reset):
+    """Peak bytes that torch has allocated on this worker's GPU since the last reset, and those allocated now."""
+    torch.cuda.synchronize()
+    peak, now = torch.cuda.max_memory_allocated(), torch.cuda.memory_allocated()
+    if reset:
+        torch.cuda.reset_peak_memory_stats()
+    return peak, now
