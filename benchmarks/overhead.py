@@ -11,6 +11,7 @@ median over rounds of the ratio to the stock engine of the same round.
 import argparse
 import json
 import os
+import shutil
 import statistics
 import subprocess
 import sys
@@ -28,10 +29,11 @@ SETTINGS = {
     "planned": {},
     "dense": {"dense": True},
     "threshold 0.01": {"min_entropy": 0.01, "under": 0.64},
+    "planned, no graphs": {"eager": True},
     "plain recipe": {"plain": True},
 }
 """Each but stock is a variant of one engine with the switch on (`benchmarks.variants`)."""
-FORCED = ("planned", "threshold 0.01")
+FORCED = ("planned", "planned, no graphs", "threshold 0.01")
 """Settings whose time depends on the depths, for which each histogram is measured."""
 CPU_ONLY_SETTINGS = ("stock", "planned")
 
@@ -48,6 +50,11 @@ def serve(spec):
             from benchmarks import variants
 
             llm.collective_rpc(variants.apply_variant, args=(question["variant"],))
+            say({})
+        elif question["do"] == "delay":
+            from benchmarks import variants
+
+            llm.collective_rpc(variants.delay_head, args=(question["ms"],))
             say({})
         elif question["do"] == "memory":
             from benchmarks import variants
@@ -122,6 +129,8 @@ class Engine:
 
 
 ENV = {
+    # As people serve; on a CPU with few cores the processes would only take time from each other.
+    "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if shutil.which("nvidia-smi") else "0",
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # functions of this package are sent to the workers
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -146,6 +155,15 @@ def cases(args, on_gpu):
 def measure(args, engines, variants):
     """Rounds of ms per setting and batch, the settings interleaved."""
     rounds = []
+    if args.delay:
+        for ms in (0.0, *args.delay):
+            engines["stock"].ask(do="delay", ms=ms)
+            times = {
+                batch: [engines["stock"].ask(do="step", batch=batch, tokens=args.tokens)["ms"] for _ in range(3)]
+                for batch in args.batch
+            }
+            print(f"stock, host busy for {ms} ms in the head call: {times}", flush=True)
+        engines["stock"].ask(do="delay", ms=0.0)
     for number in range(-1, args.rounds):  # the first one warms up
         times = {}
         for name, variant in variants:
@@ -209,6 +227,7 @@ def parse():
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--prefill", type=int, default=0, help="also time a prompt of so many tokens, in one chunk")
+    parser.add_argument("--delay", type=float, nargs="+", help="first show how ms of the host change stock's step")
     parser.add_argument("--memory", action="store_true", help="also peak memory (GPU)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)

@@ -40,12 +40,23 @@ class Forced:
         low = torch.rand(STEPS * ROWS, generator=generator) < under / float(share[0])
         depths[(depths == 0) & low] = -1
         self.table = depths.view(STEPS, ROWS).to(device)
-        self.step = 0
+        self.step = torch.zeros(1, dtype=torch.int32, device=device)  # on the device: steps may be graphs
 
         @triton.jit(do_not_specialize=["batch", "ahead", "capacity"])
         def force(
-            statistics, rows, work, table, batch, ahead, capacity, under, SHARDS: tl.constexpr, FIRST: tl.constexpr
+            statistics,
+            rows,
+            work,
+            table,
+            step,
+            batch,
+            ahead,
+            capacity,
+            under,
+            SHARDS: tl.constexpr,
+            FIRST: tl.constexpr,
         ):
+            table += tl.load(step) * 2048
             number = tl.program_id(0) * 128 + tl.arange(0, 128)
             m, first, total = batch, 0, batch * ahead
             if not FIRST:
@@ -71,13 +82,14 @@ class Forced:
 
         first = isinstance(candidates, FirstCandidates)
         if first:
-            self.step = (self.step + 1) % STEPS
+            self.step.add_(1).remainder_(STEPS)
         shards, capacity, _ = statistics.shape
         self._kernel[((candidates.capacity + 127) // 128,)](
             statistics,
             statistics if first else candidates.rows,
             statistics if first else candidates.work,
-            self.table[self.step],
+            self.table,
+            self.step,
             candidates.batch if first else 0,
             candidates.ahead if first else 0,
             capacity,
@@ -88,19 +100,24 @@ class Forced:
 
 
 def apply_variant(worker, variant):
-    """Make the worker's next steps a variant: ``{"dense", "p", "min_entropy", "histogram", "under", "plain"}``."""
+    """Make the worker's next steps a variant.
+
+    Keys: ``p``, ``min_entropy``, ``dense`` (no rounds), ``eager`` (no CUDA graphs), ``plain`` (`plain_recipe`),
+    ``histogram`` and ``under`` (`Forced`).
+    """
     from confident_decoding import planner
     from confident_decoding.kernels import triton_operations
 
     head = selecting_head(worker)
     if not hasattr(worker, "_unchanged"):
-        worker._unchanged = head._plan, planner.rows_per_read, triton_operations.decide
-    plan, per_read, decide = worker._unchanged
+        worker._unchanged = head._plan, planner.rows_per_read, triton_operations.decide, head._graphs
+    plan, per_read, decide, graphs = worker._unchanged
     head._plan = dataclasses.replace(plan, p=variant.get("p", 1.0), min_entropy=variant.get("min_entropy", 0.0))
     planner.rows_per_read = (lambda *args, **kwargs: None) if variant.get("dense") else per_read
-    head.__dict__.pop("_plain", None)
+    head._graphs = graphs and not variant.get("eager")
     head._plain = plain_recipe(head) if variant.get("plain") else None
     type(head).__call__ = dispatch
+    triton_operations.decide = decide
     if variant.get("histogram"):
         forced = Forced(variant["histogram"], variant.get("under", 0.0), worker.device)
 
@@ -109,8 +126,35 @@ def apply_variant(worker, variant):
             return decide(statistics, candidates, *rest)
 
         triton_operations.decide = forced_decide
-    else:
-        triton_operations.decide = decide
+    if not variant.get("plain"):
+        head._warm, head._replays = False, None
+        rows = worker.vllm_config.scheduler_config.max_num_seqs
+        width = len(plan.depths) * head._hidden
+        _dummy_sampler_run(worker, torch.zeros(rows, width, device=worker.device, dtype=worker.model_config.dtype))
+
+
+def _dummy_sampler_run(worker, packed):
+    """By its name a warm-up: kernels are compiled and graphs made again."""
+    with torch.inference_mode():
+        worker.model_runner.get_model().compute_logits(packed)
+
+
+def delay_head(worker, ms):
+    """Keep the host busy for so long in each head call of a stock engine: is its time on the critical path?"""
+    import time
+
+    from confident_decoding.plugin.anatomy import logits_processor
+
+    processor = logits_processor(worker.model_runner.get_model())
+    stock = type(processor)._apply_head.__get__(processor)
+
+    def delayed(*args):
+        end = time.perf_counter() + ms / 1000
+        while time.perf_counter() < end:
+            pass
+        return stock(*args)
+
+    processor._apply_head = delayed
 
 
 def dispatch(head, *args):

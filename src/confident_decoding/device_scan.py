@@ -18,46 +18,60 @@ from confident_decoding.selection import mix_depths
 
 
 def scan_on_device(
-    packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None, schedule: Schedule
+    packed: Tensor,
+    plan: SelectionPlan,
+    head: ModelHead,
+    schedule: Schedule,
+    limits: Tensor | None = None,
+    logits: Tensor | None = None,
 ) -> Selection:
     """Scan rows ``[B, n*H]``, B > 0.
 
     Args:
         packed: Packed rows.
-        plan: What to select; not a fixed layer.
+        plan: What to select; not a fixed layer. Its ``p`` has no effect here but through ``limits``.
         head: The model's operations; ``weight`` is needed if the schedule has rounds.
-        draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``. Rows that mixing keeps at the final
-            layer are not scanned.
         schedule: `planner.schedule` for these rows.
+        limits: ``[B]`` int32: each row's own window, -1 = the final layer; None = the plan's.
+        logits: ``[B, V/tp]`` to be filled with the result, or None for new memory.
 
     Returns:
         As of `scan.select`.
     """
-    return _Scan(packed, plan, head, draws, schedule).run()
+    return _Scan(packed, plan, head, schedule, limits).run(logits)
+
+
+def limits_of(plan: SelectionPlan, draws: Tensor | None) -> Tensor | None:
+    """Limits by which rows that mixing keeps at the final layer stay there unscanned; None where none are.
+
+    With p = 0, the regression setting, the scan runs, and the caller returns the stock logits.
+    """
+    if not 0 < plan.p < 1:
+        return None
+    if draws is None:
+        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
+    return (mix_depths(torch.full_like(draws, plan.window + 1, dtype=torch.int64), draws, plan.p) - 1).to(torch.int32)
 
 
 class _Scan:
     """One call."""
 
     def __init__(
-        self, packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None, schedule: Schedule
+        self, packed: Tensor, plan: SelectionPlan, head: ModelHead, schedule: Schedule, limits: Tensor | None
     ) -> None:
         self._packed, self._plan, self._head, self._schedule = packed, plan, head, schedule
         self._operations: Operations = operations(packed.device)
         self._rule = Rule(plan.window, plan.min_entropy, plan.shift, plan.candidates, schedule.rows_per_read)
         shape, device = (len(plan.depths), len(packed)), packed.device
-        self._limits = None
-        if 0 < plan.p < 1:  # p = 0 is the regression setting: its scan runs, and the caller returns the stock logits
-            whole = torch.full((shape[1],), plan.window + 1, dtype=torch.int64, device=device)
-            self._limits = (mix_depths(whole, draws, plan.p) - 1).to(torch.int32)
+        self._limits = limits
         self._entropies = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
         self._depths = torch.empty(shape[1], dtype=torch.int64, device=device)
 
-    def run(self) -> Selection:
-        """The whole scan."""
+    def run(self, result: Tensor | None) -> Selection:
+        """The whole scan; its logits are in ``result`` if that is given."""
         schedule = self._schedule
         rounds = self._rooms(schedule.rounds, schedule.capacity)
-        logits = self._first_round(rounds[0] if rounds else None)
+        logits = self._first_round(rounds[0] if rounds else None, result)
         for number, candidates in enumerate(rounds):
             states = self._gather(candidates)
             found = self._project(states if self._head.fused_norm else self._head.norm(states), candidates)
@@ -67,16 +81,17 @@ class _Scan:
             del found  # the next round's are as large
         if self._plan.shift and 1 + schedule.first < len(self._plan.depths):
             self._relocate(logits)
-        depths = self._depths if self._plan.p else torch.zeros_like(self._depths)
-        return Selection(logits, depths, self._entropies[0], self._entropies)
+        if result is not None and logits is not result:
+            logits = result.copy_(logits)
+        return Selection(logits, self._depths, self._entropies[0], self._entropies)
 
-    def _first_round(self, following: Candidates | None) -> Tensor:
+    def _first_round(self, following: Candidates | None, result: Tensor | None) -> Tensor:
         first = FirstCandidates(len(self._packed), 1 + self._schedule.first)
         projected = self._head.project(self._first_states(first))
         source = self._decide(projected, first, following)
         if first.ahead == 1:
             return projected
-        logits = projected.new_empty(first.batch, projected.shape[1])
+        logits = projected.new_empty(first.batch, projected.shape[1]) if result is None else result
         self._operations.keep(projected, source, first, logits)
         return logits
 

@@ -11,8 +11,9 @@ from torch import Tensor
 
 from confident_decoding import planner
 from confident_decoding.config import SelectionPlan
-from confident_decoding.device_scan import scan_on_device
+from confident_decoding.device_scan import limits_of, scan_on_device
 from confident_decoding.model_head import ModelHead, Selection
+from confident_decoding.replay import ReplayedScans
 from confident_decoding.rounds import scan_in_rounds
 from confident_decoding.selection import mix_depths
 
@@ -30,6 +31,7 @@ def select(
     head: ModelHead,
     draws: Tensor | None = None,
     with_final_entropies: bool = False,
+    replays: ReplayedScans | None = None,
 ) -> Selection:
     """Choose a layer for each row and return its logits.
 
@@ -39,6 +41,7 @@ def select(
         head: The model's norm, head and entropy.
         draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``.
         with_final_entropies: Also return ``final_entropies`` where a fixed layer needs none.
+        replays: Graphs of this plan's scan; where they are used, the result is theirs until the next call.
     """
     n, rows = len(plan.depths), len(packed)
     if n == 1 or rows == 0:
@@ -58,8 +61,13 @@ def select(
         if head.rows_per_read is not None and head.counts_on_host:
             most = max(1, CHUNK_ELEMENTS // max(1, head.columns) - chunk)  # beside the final layer of a chunk
             return scan_in_rounds(some, plan, head, some_draws, min(head.rows_per_read, most))
-        schedule = planner.schedule(len(some), n, plan.window, head.rows_per_read, plan.min_entropy > 0)
-        return scan_on_device(some, plan, head, some_draws, schedule)
+        limits = limits_of(plan, some_draws)
+        if replays is not None:
+            selected = replays.run(some, plan.window if limits is None else limits, head)
+            if selected is not None:
+                return _stays(selected) if plan.p == 0 else selected
+        selected = scan_on_device(some, plan, head, _schedule(len(some), plan, head), limits)
+        return _stays(selected) if plan.p == 0 else selected
 
     if rows <= chunk:
         whole = part(slice(None))
@@ -80,6 +88,37 @@ def select(
         del selected  # its logits; the next chunk's are as large
     assert result is not None
     return Selection(result, torch.cat(all_depths), _join(final_entropies), _join(entropies))
+
+
+def replayed(plan: SelectionPlan, head: ModelHead, most: int, width: int, dtype: torch.dtype) -> ReplayedScans | None:
+    """Graphs of the scan of up to ``most`` rows of ``width``, or None where the plan has no scan.
+
+    Args:
+        plan: What to select.
+        head: With its ``weight``, whose device and number of columns count.
+        most: B, of which no more than one chunk.
+        width: n*H.
+        dtype: Of the rows.
+    """
+    if plan.fixed_depth is not None or len(plan.depths) == 1 or head.weight is None:
+        return None
+    device = head.weight.device
+    graphs = ReplayedScans(min(most, _chunk_rows(plan, head)), width, head.columns, dtype, device)
+
+    def scan(packed: Tensor, limits: Tensor, logits: Tensor) -> Selection:
+        return scan_on_device(packed, plan, head, _schedule(len(packed), plan, head), limits, logits)
+
+    graphs.capture(scan, head)
+    return graphs
+
+
+def _schedule(rows: int, plan: SelectionPlan, head: ModelHead) -> planner.Schedule:
+    return planner.schedule(rows, len(plan.depths), plan.window, head.rows_per_read, plan.min_entropy > 0)
+
+
+def _stays(selection: Selection) -> Selection:
+    """With p = 0 every row is at the final layer, whatever the scan has found."""
+    return replace(selection, depths=torch.zeros_like(selection.depths))
 
 
 def _join(pieces: list[Tensor | None]) -> Tensor | None:

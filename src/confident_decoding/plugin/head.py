@@ -21,6 +21,7 @@ from confident_decoding.kernels import statistics_of_finished
 from confident_decoding.model_head import ModelHead, RmsNorm, Selection
 from confident_decoding.plugin.rows import Rows
 from confident_decoding.plugin.vocabulary import AfterLogits, plain_weight, statistics
+from confident_decoding.replay import ReplayedScans
 from confident_decoding.selection import hashed_draws
 
 logger = logging.getLogger("vllm.confident_decoding")
@@ -36,6 +37,7 @@ class SelectingHead:
         fused_norm: The norm that ``final_state`` is, where kernels may compute it, else None (`anatomy`).
         after_logits: What the model does to logits after ``processor`` (`families.Quirks`).
         batch_invariant: Whether a row's result must not depend on the batch (``VLLM_BATCH_INVARIANT``).
+        graphs: Whether scans may be CUDA graphs.
         hidden: H.
         plan: What to select.
         seed: The engine's seed, for mixing.
@@ -52,6 +54,7 @@ class SelectingHead:
         fused_norm: Callable[[], RmsNorm | None] = lambda: None,
         after_logits: AfterLogits | None = None,
         batch_invariant: bool = False,
+        graphs: bool = False,
         hidden: int,
         plan: SelectionPlan,
         seed: int,
@@ -61,7 +64,8 @@ class SelectingHead:
     ) -> None:
         self._processor, self._stock = processor, processor._apply_head
         self._final_state, self._fused_norm, self._after_logits = final_state, fused_norm, after_logits
-        self._batch_invariant = batch_invariant
+        self._batch_invariant, self._graphs = batch_invariant, graphs
+        self._replays: ReplayedScans | None = None
         self._hidden, self._plan, self._seed = hidden, plan, seed
         self._select_method, self._log_interval, self._reports = select_method, log_interval, reports
         self._calls = self._step = 0
@@ -85,8 +89,11 @@ class SelectingHead:
         model_head = self._model_head(lm_head, hidden_states, embedding_bias)
         if self.rows == "warmup" and not self._warm and hidden_states.is_cuda:
             self._warm_up(hidden_states, model_head)
+        replays = self._replays if self.rows == "sampled" else None
         return self._select(
-            hidden_states, self.rows, lambda draws, due: scan.select(hidden_states, self._plan, model_head, draws, due)
+            hidden_states,
+            self.rows,
+            lambda draws, due: scan.select(hidden_states, self._plan, model_head, draws, due, replays),
         )
 
     def _model_head(self, lm_head: Any, packed: Tensor, bias: Tensor | None) -> ModelHead:
@@ -106,7 +113,7 @@ class SelectingHead:
         )
 
     def _warm_up(self, packed: Tensor, model_head: ModelHead) -> None:
-        """Compile every kernel now, while vLLM measures its memory, and none while it serves."""
+        """Compile every kernel and make the graphs now, while vLLM measures its memory, and none while it serves."""
         self._warm = True
         for rows in planner.warm_up_sizes(len(self._plan.depths), model_head.rows_per_read):
             some = packed[:1].repeat(rows, 1)
@@ -114,6 +121,8 @@ class SelectingHead:
                 torch.full((rows,), 0.5, dtype=torch.float64, device=packed.device) if 0 < self._plan.p < 1 else None
             )
             scan.select(some, self._plan, model_head, draws, with_final_entropies=True)
+        if self._graphs and packed.dtype.itemsize == 2:
+            self._replays = scan.replayed(self._plan, model_head, len(packed), packed.shape[1], packed.dtype)
 
     def takes_calls(self, processor: Any, states: Tensor) -> bool:
         """Whether ``compute_logits`` must be called once per candidate: packed rows before a LoRA head.
