@@ -225,7 +225,7 @@ def parse():
     parser.add_argument("--settings", nargs="+", choices=[n for n in SETTINGS if n != "stock"])
     parser.add_argument("--forced", nargs="+", default=[], choices=["paper", "smollm2"], help="histograms of depths")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prefill", type=int, default=0, help="also time a prompt of so many tokens, in one chunk")
     parser.add_argument("--delay", type=float, nargs="+", help="first show how ms of the host change stock's step")
     parser.add_argument("--memory", action="store_true", help="also peak memory (GPU)")

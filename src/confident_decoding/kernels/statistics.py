@@ -17,6 +17,41 @@ SPLIT = 8192
 _MERGED_ROWS = 16
 
 
+@triton.jit
+def _reduce_split(
+    logits,
+    result,
+    row,
+    split,
+    rows,
+    columns,
+    stride,
+    soft_cap,
+    scale,
+    CAPPED: tl.constexpr,
+    SCALED: tl.constexpr,
+    WIDTH: tl.constexpr,
+):
+    column = split * WIDTH + tl.arange(0, WIDTH)
+    x = tl.load(logits + wide(row) * stride + column, mask=column < columns, other=-float("inf"))
+    # The stock steps round to the dtype of the logits after each.
+    if CAPPED:
+        y = (x.to(tl.float32) * (1.0 / soft_cap)).to(x.dtype).to(tl.float32)
+        e = tl.exp(-2.0 * tl.abs(y))
+        y = tl.where(y < 0, e - 1.0, 1.0 - e) / (1.0 + e)
+        x = tl.where(column < columns, (y.to(x.dtype).to(tl.float32) * soft_cap).to(x.dtype), x)
+    if SCALED:
+        x = tl.where(column < columns, (x.to(tl.float32) * scale).to(x.dtype), x)
+    m = tl.max(x, 0).to(tl.float32)
+    d = x.to(tl.float32) - tl.where(m == -float("inf"), 0.0, m)
+    d = tl.where(d < -1e4, -1e4, d)  # -inf * 0 is NaN; a NaN compares false and stays
+    e = tl.exp(d)
+    place = result + (wide(split) * rows + row) * 3
+    tl.store(place, m)
+    tl.store(place + 1, tl.sum(e, 0))
+    tl.store(place + 2, tl.sum(d * e, 0))
+
+
 def _split_statistics(
     logits,
     count,
@@ -31,30 +66,12 @@ def _split_statistics(
     SCALED: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
-    split = tl.program_id(0)
-    end = rows
+    split, row = tl.program_id(0), tl.program_id(1)
     if COUNTED:
-        end = tl.load(count)
-    column = split * WIDTH + tl.arange(0, WIDTH)
-    for row in range(tl.program_id(1), end, tl.num_programs(1)):
-        x = tl.load(logits + wide(row) * stride + column, mask=column < columns, other=-float("inf"))
-        # The stock steps round to the dtype of the logits after each.
-        if CAPPED:
-            y = (x.to(tl.float32) * (1.0 / soft_cap)).to(x.dtype).to(tl.float32)
-            e = tl.exp(-2.0 * tl.abs(y))
-            y = tl.where(y < 0, e - 1.0, 1.0 - e) / (1.0 + e)
-            x = tl.where(column < columns, (y.to(x.dtype).to(tl.float32) * soft_cap).to(x.dtype), x)
-        if SCALED:
-            x = tl.where(column < columns, (x.to(tl.float32) * scale).to(x.dtype), x)
-        x = x.to(tl.float32)
-        m = tl.max(x, 0)
-        d = x - tl.where(m == -float("inf"), 0.0, m)
-        d = tl.where(d < -1e4, -1e4, d)  # -inf * 0 is NaN; a NaN compares false and stays
-        e = tl.exp(d)
-        place = result + (wide(split) * rows + row) * 3
-        tl.store(place, m)
-        tl.store(place + 1, tl.sum(e, 0))
-        tl.store(place + 2, tl.sum(d * e, 0))
+        for some in range(row, tl.load(count), tl.num_programs(1)):
+            _reduce_split(logits, result, some, split, rows, columns, stride, soft_cap, scale, CAPPED, SCALED, WIDTH)
+    else:
+        _reduce_split(logits, result, row, split, rows, columns, stride, soft_cap, scale, CAPPED, SCALED, WIDTH)
 
 
 def _merge(parts, count, result, rows, splits, COUNTED: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr):
