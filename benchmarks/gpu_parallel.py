@@ -30,7 +30,7 @@ def start_recording(worker):
 
     from confident_decoding.plugin import head as plugin_head
 
-    worker.recorded = {"depths": [], "packed": [], "gathered": 0, "calls": 0}
+    worker.recorded = {"depths": [], "packed": [], "statistics": 0, "logits": 0, "calls": 0}
     select = plugin_head.scan.select
 
     def recording(packed, *args, **kwargs):
@@ -45,22 +45,26 @@ def start_recording(worker):
     plugin_head.scan.select = recording
     plugin_head.scan.replayed = None  # made already
 
-    def counted(gather):
+    def counted(gather, what):
         def call(tensor, *args, **kwargs):
-            worker.recorded["gathered"] += tensor.numel() * tensor.element_size()
+            worker.recorded[what] += tensor.numel() * tensor.element_size()
             return gather(tensor, *args, **kwargs)
 
         return call
 
-    # The statistics are gathered by name from the package, the logits from the module.
-    vllm.distributed.tensor_model_parallel_all_gather = counted(vllm.distributed.tensor_model_parallel_all_gather)
-    logits_processor.tensor_model_parallel_gather = counted(logits_processor.tensor_model_parallel_gather)
+    # Statistics are gathered by the package's name, logits by the module's own.
+    for module, name in (
+        (vllm.distributed, "tensor_model_parallel_all_gather"),
+        (logits_processor, "tensor_model_parallel_all_gather"),
+        (logits_processor, "tensor_model_parallel_gather"),
+    ):
+        setattr(module, name, counted(getattr(module, name), "statistics" if module is vllm.distributed else "logits"))
 
 
 def without_graphs(worker):
     """Python sees every collective again."""
     selecting_head(worker)._replays = None
-    worker.recorded.update(gathered=0, calls=0)
+    worker.recorded.update(statistics=0, logits=0, calls=0)
 
 
 def graph_count(worker):
@@ -75,7 +79,8 @@ def recorded(worker):
     return {
         "depths": torch.cat(r["depths"]).tolist(),
         "packed": torch.cat(r["packed"])[:KEPT_ROWS].float().tolist() if worker.rank == 0 else None,
-        "gathered": r["gathered"],
+        "statistics": r["statistics"],
+        "logits": r["logits"],
         "calls": r["calls"],
     }
 
@@ -206,14 +211,14 @@ def main():
             f"{same_sure}/{int(sure.sum())} where rounding cannot turn the scan"
         )
     eager = found["eager"][0]
-    per_step = eager["gathered"] / eager["calls"]
-    print(f"gathered by a rank: {per_step:.0f} bytes a call of {len(MANY)} rows (mean, prefills included)")
+    sent = {what: eager[what] / eager["calls"] for what in ("statistics", "logits")}
+    print(f"bytes that a rank gives to each gather, per call of up to {len(MANY)} rows: {sent}")
     sharded = run({**options, "enable_batch_sharded_sampling": True}, 64, record=False)
     same = sum(a[:64] == b for a, b in zip(found["tokens"], sharded["tokens"], strict=True))
     print(f"with enable_batch_sharded_sampling: {same}/{len(MANY)} sequences of 64 tokens equal")
     if args.out:
         args.out.write_text(
-            json.dumps({"equal": equal, "rows": len(ranks[0]), "mean_depth": mean, "bytes": per_step}, indent=1)
+            json.dumps({"equal": equal, "rows": len(ranks[0]), "mean_depth": mean, "bytes": sent}, indent=1)
         )
 
 
