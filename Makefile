@@ -6,7 +6,7 @@ MODEL ?=
 ARGS ?=
 RUN := .venv/bin/python
 
-.PHONY: help setup demo serve test test-all lint types unit engines contracts bench lock clean
+.PHONY: help setup demo serve test test-all lint types unit kernels engines contracts bench lock clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -20,7 +20,7 @@ demo: setup      ## four questions to a Confident Decoding server and a standard
 serve: setup     ## a server with Confident Decoding on, until Ctrl-C; MODEL=..., ARGS="--port 8000"
 	@$(RUN) -m demo.serve $(if $(MODEL),--model "$(MODEL)") $(ARGS)
 
-test: lint types unit engines   ## everything that CI runs
+test: lint types unit kernels engines   ## everything that CI runs
 
 lint: setup
 	$(RUN) -m ruff check .
@@ -30,14 +30,17 @@ types: setup
 	$(RUN) -m mypy
 
 unit: setup
-	$(RUN) -m pytest -m "not engine and not server and not slow" $(ARGS)
+	$(RUN) -m pytest -m "not engine and not server and not slow" --ignore tests/kernels $(ARGS)
+
+kernels: setup   ## the Triton kernels against their twins, in Triton's interpreter
+	TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(RUN) -m pytest -n 2 tests/kernels $(ARGS)
 
 engines: setup   ## tests with real engines and real servers, two at a time (an engine here uses one core)
 	$(RUN) -m pytest -n 2 --dist loadfile -m "(engine or server) and not slow" $(ARGS)
 
 test-all: lint types setup  ## also the slow ones, and the contracts of every vLLM release
-	$(RUN) -m pytest $(ARGS)
-	$(MAKE) contracts
+	$(RUN) -m pytest --ignore tests/kernels $(ARGS)
+	$(MAKE) kernels contracts
 
 contracts: setup ## check what the hooks rely on against every supported vLLM release (downloads 8 wheels)
 	$(RUN) -m tools.contracts

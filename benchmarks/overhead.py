@@ -56,6 +56,8 @@ def serve(spec):
 
             llm.collective_rpc(variants.delay_head, args=(question["ms"],))
             say({})
+        elif question["do"] == "profile":
+            say({"kernels": profile(llm, SamplingParams, question["batch"])})
         elif question["do"] == "memory":
             from benchmarks import variants
 
@@ -80,6 +82,36 @@ def step_ms(llm, sampling_params, batch, tokens):
         llm.generate(prompts, params, use_tqdm=False)
         seconds.append(time.perf_counter() - start)
     return 1000 * (seconds[0] - seconds[1]) / (tokens - tokens // 4)
+
+
+def profile(llm, sampling_params, batch, tokens=24):
+    """Calls and ms per step of each kernel of the first rank, prefill included (one step of ``tokens``)."""
+    from benchmarks import variants
+
+    prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
+    params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    llm.collective_rpc(variants.start_profile)
+    llm.generate(prompts, params, use_tqdm=False)
+    kernels = llm.collective_rpc(variants.stop_profile)[0]
+    return {name: (count / tokens, ms / tokens) for name, (count, ms) in kernels.items()}
+
+
+def show_profiles(args, engines, variants):
+    """Where a step's time on the GPU goes: kernels that take longer or shorter than in stock."""
+    for batch in args.batch:
+        stock = engines["stock"].ask(do="profile", batch=batch)["kernels"]
+        print(f"B={batch} stock: {sum(ms for _, ms in stock.values()):.3f} ms of kernels a step")
+        for key, engine in engines.items():
+            for name, variant in variants if key != "stock" else []:
+                if variant is None:
+                    continue
+                engine.ask(do="variant", variant=variant)
+                mine = engine.ask(do="profile", batch=batch)["kernels"]
+                print(f"  {name}, {key}: {sum(ms for _, ms in mine.values()):.3f} ms of kernels a step")
+                more = {k: mine.get(k, (0, 0))[1] - stock.get(k, (0, 0))[1] for k in {*mine, *stock}}
+                for kernel in sorted(more, key=lambda k: -abs(more[k]))[:14]:
+                    calls = mine.get(kernel, (0, 0))[0]
+                    print(f"    {more[kernel]:+8.4f} ms  {calls:6.2f} calls  {kernel[:90]}", flush=True)
 
 
 def say(answer):
@@ -228,6 +260,7 @@ def parse():
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prefill", type=int, default=0, help="also time a prompt of so many tokens, in one chunk")
     parser.add_argument("--delay", type=float, nargs="+", help="first show how ms of the host change stock's step")
+    parser.add_argument("--profile", action="store_true", help="only show where the GPU's time goes beside stock's")
     parser.add_argument("--memory", action="store_true", help="also peak memory (GPU)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
@@ -276,6 +309,9 @@ def main():
             engine.wait()
         variants = [("stock", None), *cases(args, torch.cuda.is_available())]
         args.variants = torch.cuda.is_available()  # on a CPU there is one setting: as it is
+        if args.profile:
+            show_profiles(args, engines, variants)
+            return
         used = memory(args, engines) if args.memory else None
         rounds = measure(args, engines, variants)
         for engine in engines.values():

@@ -197,15 +197,20 @@ def _stock_call():
 STOCK_CALL = _stock_call()
 
 
-def depth_statistics(worker, reset):
-    """Counters since the last reset: tokens, kept at the final layer, sum of depths (only where the log is on)."""
-    from confident_decoding.plugin.head import COUNTERS
+def start_profile(worker):
+    """Record the kernels of this worker's next steps."""
+    worker.profiler_of_kernels = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
+    worker.profiler_of_kernels.start()
 
-    counters = selecting_head(worker)._processor.get_buffer(COUNTERS)
-    values = counters[0].tolist()
-    if reset:
-        counters.zero_()
-    return values
+
+def stop_profile(worker):
+    """``{kernel: (calls, ms)}`` since `start_profile`."""
+    torch.cuda.synchronize()
+    worker.profiler_of_kernels.stop()
+    kernels = {}
+    for event in worker.profiler_of_kernels.key_averages():
+        kernels[event.key] = event.count, event.self_device_time_total / 1000
+    return kernels
 
 
 def peak_memory(worker, reset):

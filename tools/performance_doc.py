@@ -1,0 +1,122 @@
+"""Fills the tables and the chart of docs/performance.md from the results in benchmarks/results.
+
+python -m tools.performance_doc            writes them
+python -m tools.performance_doc --check    fails if the page is not what the results say
+"""
+
+import argparse
+import json
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGE = ROOT / "docs/performance.md"
+RESULTS = ROOT / "benchmarks/results"
+CHART = ROOT / "docs/images/overhead.svg"
+_TABLE = re.compile(r"(<!-- table (\w+) ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+
+def result(name: str) -> Any:
+    """One committed result."""
+    return json.loads((RESULTS / f"{name}.json").read_text())
+
+
+def overhead_table(name: str) -> str:
+    """Milliseconds and ratios of a step, setting by setting."""
+    data = result(name)
+    median = data["median"]
+    columns = list(median["stock"])
+    titles = [f"B={column}" if column.isdigit() else column for column in columns]
+    lines = ["| setting | " + " | ".join(titles) + " |", "|---" * (1 + len(columns)) + "|"]
+    for setting, row in median.items():
+        cells = []
+        for column in columns:
+            cell = row[column]
+            spread = "" if setting == "stock" else f" {cell['ratio']:.3f}x ({cell['least']:.2f} to {cell['most']:.2f})"
+            cells.append(f"{cell['ms']:.2f} ms{spread}")
+        lines.append(f"| {setting} | " + " | ".join(cells) + " |")
+    return "\n".join([described(data), "", *lines])
+
+
+def kernels_table(name: str) -> str:
+    """Each kernel beside its floor."""
+    data = result(name)
+    lines = ["| kernel | ms | floor, ms | floor / ms |", "|---|---|---|---|"]
+    for line in data["kernels"]:
+        share = f"{100 * line['share_of_floor']:.0f}%" if line["floor_ms"] else ""
+        floor = f"{line['floor_ms']:.4f}" if line["floor_ms"] else ""
+        lines.append(f"| {line['kernel']} | {line['ms']:.4f} | {floor} | {share} |")
+    speeds = (
+        f"Copying {data['copy_bytes_per_second'] / 1e12:.2f} TB/s, large bf16 products "
+        f"{data['matrix_flops'] / 1e12:.0f} TFLOP/s."
+    )
+    return "\n".join([described(data), speeds, "", *lines])
+
+
+def scan_table(name: str) -> str:
+    """One head call by batch size."""
+    data = result(name)
+    titles = "| rows | scan | depths | stock, ms | more than stock, ms | launching, host ms |"
+    lines = [titles, "|---|---|---|---|---|---|"]
+    for call in data["calls"]:
+        lines.append(
+            f"| {call['batch']} | {call['scan']} | {call['histogram']} | {call['stock_ms']:.3f} "
+            f"| {call['ms'] - call['stock_ms']:.3f} | {call['host_ms']:.2f} |"
+        )
+    return "\n".join([described(data), "", *lines])
+
+
+def described(data: Any) -> str:
+    """The machine and what was run on it, as a sentence."""
+    machine = data["machine"]
+    device = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
+    versions = ", ".join(f"{key} {machine[key]}" for key in ("vllm", "torch", "triton") if machine.get(key))
+    rounds = f", median of {len(data['rounds'])} rounds (range in brackets)" if "rounds" in data else ""
+    return f"{device}; {versions}; commit {machine['commit']}{rounds}."
+
+
+MAKERS = {"overhead": overhead_table, "kernels": kernels_table, "scan": scan_table}
+
+
+def page() -> str:
+    """The page with its tables made anew."""
+    return _TABLE.sub(lambda m: f"{m[1]}{MAKERS[m[2]](m[3])}\n{m[4]}", PAGE.read_text())
+
+
+def draw() -> None:
+    """The chart of ratios by batch size."""
+    import matplotlib as mpl
+
+    mpl.use("svg")
+    import matplotlib.pyplot as plt
+
+    plt.rcParams.update({"svg.hashsalt": "confident-decoding", "font.size": 9})
+    median = result("overhead-h200-tp1")["median"]
+    batches = [column for column in median["stock"] if column.isdigit()]
+    figure, axes = plt.subplots(figsize=(6.4, 3.4))
+    for setting, row in median.items():
+        if setting != "stock":
+            axes.plot(batches, [row[b]["ratio"] for b in batches], marker="o", label=setting)
+    axes.axhline(1, color="grey", linewidth=0.8)
+    axes.set(xlabel="requests in a step", ylabel="step time, ratio to stock vLLM")
+    axes.legend(fontsize=7)
+    figure.tight_layout()
+    CHART.parent.mkdir(exist_ok=True)
+    figure.savefig(CHART, metadata={"Date": None})
+
+
+def main() -> None:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        stale = PAGE.read_text() != page()
+        sys.exit(f"{PAGE.name} is not what the results say: python -m tools.performance_doc" if stale else 0)
+    PAGE.write_text(page())
+    draw()
+
+
+if __name__ == "__main__":
+    main()
