@@ -5,6 +5,7 @@ python -m benchmarks.gpu_check cache      off, on, other window, off, on: on one
 python -m benchmarks.gpu_check sync       no host synchronisation in a head call
 python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; pipeline parallel 2 stands aside
 python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
+python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
 """
 
 import json
@@ -16,66 +17,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks.shapes import LAYERS, small_checkpoint
+
 SWITCH = "enable_multi_layer_entropy_selection"
-LAYERS, HIDDEN, VOCAB = int(os.environ.get("CHECK_LAYERS", "12")), 1024, 32_003  # a vocabulary that needs padding
 PROMPTS = [[(7 * i + j * j) % 31_000 + 3 for j in range(4 + 5 * i)] for i in range(8)]
-
-
-def checkpoint(folder):
-    """Configuration of a random Qwen3 (weights are vLLM's dummy ones, equal in every engine)."""
-    config = {
-        "architectures": ["Qwen3ForCausalLM"],
-        "model_type": "qwen3",
-        "hidden_size": HIDDEN,
-        "num_hidden_layers": LAYERS,
-        "intermediate_size": 2048,
-        "num_attention_heads": 8,
-        "num_key_value_heads": 4,
-        "head_dim": 128,
-        "vocab_size": VOCAB,
-        "max_position_embeddings": 4096,
-        "rms_norm_eps": 1e-6,
-        "tie_word_embeddings": False,
-        "torch_dtype": "bfloat16",
-        "hidden_act": "silu",
-        "initializer_range": 0.05,
-        "rope_theta": 1e6,
-        "attention_bias": False,
-        "bos_token_id": 1,
-        "eos_token_id": 2,
-    }
-    import torch
-    from safetensors.torch import save_file
-
-    generator = torch.Generator().manual_seed(0)
-    tensors = {}
-
-    def weight(name, *shape, scale=0.05):
-        tensors[name] = (torch.randn(*shape, generator=generator) * scale).to(torch.bfloat16)
-
-    weight("model.embed_tokens.weight", VOCAB, HIDDEN, scale=1.0)
-    weight("lm_head.weight", VOCAB, HIDDEN, scale=0.06)
-    for layer in range(LAYERS):
-        p = f"model.layers.{layer}."
-        weight(p + "self_attn.q_proj.weight", 1024, HIDDEN)
-        weight(p + "self_attn.k_proj.weight", 512, HIDDEN)
-        weight(p + "self_attn.v_proj.weight", 512, HIDDEN)
-        weight(p + "self_attn.o_proj.weight", HIDDEN, 1024)
-        weight(p + "mlp.gate_proj.weight", 2048, HIDDEN)
-        weight(p + "mlp.up_proj.weight", 2048, HIDDEN)
-        weight(p + "mlp.down_proj.weight", HIDDEN, 2048)
-        for norm, size in (
-            ("input_layernorm", HIDDEN),
-            ("post_attention_layernorm", HIDDEN),
-            ("self_attn.q_norm", 128),
-            ("self_attn.k_norm", 128),
-        ):
-            tensors[p + norm + ".weight"] = (1 + torch.randn(size, generator=generator) * 0.1).to(torch.bfloat16)
-    tensors["model.norm.weight"] = (1 + torch.randn(HIDDEN, generator=generator) * 0.1).to(torch.bfloat16)
-    folder.mkdir(parents=True, exist_ok=True)
-    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
-    (folder / "config.json").write_text(json.dumps(config))
-    return str(folder)
 
 
 def child(spec):
@@ -195,6 +140,16 @@ def exact(model):
         print("   ", [line for line in p0["lines"] if "step=" in line][-1:])
 
 
+def invariant(model):
+    """Every prompt alone and all of them together: tokens and logprobs equal to the bit."""
+    env = {"VLLM_BATCH_INVARIANT": "1"}
+    together = run(model, on(trough_log_interval=16), env=env)
+    alone = run(model, on(), env=env, max_num_seqs=1)
+    text, equal = same(together, alone)
+    report("an answer does not depend on its batch", equal and together["logprobs"] == alone["logprobs"], text)
+    print("   ", [line for line in together["lines"] if "step=" in line][-1:])
+
+
 def cache(model):
     """A graph compiled without capture returns no states and the engine stops: starting is the proof."""
     for number, config in enumerate(
@@ -277,7 +232,7 @@ def main():
         spec = json.loads(sys.argv[2])
         Path(spec["out"]).write_text(json.dumps(child(spec)))
         return
-    model = checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
+    model = small_checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
     for name in sys.argv[1:]:
         print(f"== {name}", flush=True)
         globals()[name](model)

@@ -15,7 +15,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.gpu_check import HIDDEN, LAYERS, PROMPTS, SWITCH, checkpoint
+from benchmarks.depths import decided, exact_entropies
+from benchmarks.gpu_check import PROMPTS, SWITCH
+from benchmarks.shapes import LAYERS, small_checkpoint
 from benchmarks.variants import selecting_head
 
 KEPT_ROWS = 400
@@ -144,26 +146,7 @@ def one_gpu(rows, folder, layers):
     norm = RmsNorm(gain, 1e-6)
     head = ModelHead(None, lambda x: x @ weight.T, statistics_of_finished, len(weight), None, False, weight, norm)
     depths = select(packed, plan, head).depths.cpu()
-    exact, rounding = [], []
-    for d, state in enumerate(packed.double().view(len(packed), layers, HIDDEN).unbind(1)):
-        normed = state * torch.rsqrt(state.square().mean(-1, keepdim=True) + 1e-6) * gain.double() if d else state
-        logits = normed @ weight.double().T
-        p, logp = logits.softmax(-1), logits.log_softmax(-1)
-        h = -(p * logp).sum(-1)
-        exact.append(h)
-        # First order: each logit off by its rounding to bf16, all in the worst direction.
-        rounding.append((p * (logp + h[:, None]).abs() * logits.abs()).sum(-1) * 2.0**-8)
-    return depths, torch.stack(exact).cpu(), torch.stack(rounding).cpu()
-
-
-def decided(exact, rounding, window):
-    """float64 depths, and the rows whose scan no rounding can turn."""
-    gaps = exact[1:] - exact[:-1]
-    sure = gaps.abs() > rounding[1:] + rounding[:-1]
-    falls = (gaps < 0)[:window].long().cumprod(0)
-    depth = falls.sum(0)
-    looked = torch.arange(window)[:, None] <= depth[None]
-    return depth, (sure[:window] | ~looked).all(0)
+    return depths, *exact_entropies(packed, weight, gain, layers)
 
 
 def main():
@@ -177,7 +160,7 @@ def main():
         spec = json.loads(args.child)
         Path(spec["out"]).write_text(json.dumps(engine(spec)))
         return
-    folder = checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
+    folder = small_checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
     options = {
         "model": folder,
         "skip_tokenizer_init": True,

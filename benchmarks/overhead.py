@@ -10,15 +10,11 @@ median over rounds of the ratio to the stock engine of the same round.
 
 import argparse
 import json
-import os
-import shutil
 import statistics
-import subprocess
-import sys
 import tempfile
-import time
 from pathlib import Path
 
+from benchmarks.engine import Engine
 from benchmarks.shapes import SHAPES, write_shape
 from benchmarks.timing import machine
 
@@ -38,64 +34,6 @@ FORCED = ("planned", "planned, no graphs", "threshold 0.01")
 CPU_ONLY_SETTINGS = ("stock", "planned")
 
 
-def serve(spec):
-    """An engine of its own: answers questions that come as JSON lines."""
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(**spec["engine"])
-    say({"ready": True})
-    for line in sys.stdin:
-        question = json.loads(line)
-        if question["do"] == "variant":
-            from benchmarks import variants
-
-            llm.collective_rpc(variants.apply_variant, args=(question["variant"],))
-            say({})
-        elif question["do"] == "delay":
-            from benchmarks import variants
-
-            llm.collective_rpc(variants.delay_head, args=(question["ms"],))
-            say({})
-        elif question["do"] == "profile":
-            say({"kernels": profile(llm, SamplingParams, question["batch"])})
-        elif question["do"] == "memory":
-            from benchmarks import variants
-
-            say({"bytes": llm.collective_rpc(variants.peak_memory, args=(question["reset"],))})
-        elif question["do"] == "step":
-            say({"ms": step_ms(llm, SamplingParams, question["batch"], question["tokens"])})
-        elif question["do"] == "prompt":
-            prompt = {"prompt_token_ids": [7 + i % 1000 for i in range(question["tokens"])]}
-            params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=question.get("prompt_logprobs"))
-            start = time.perf_counter()
-            llm.generate([prompt], params, use_tqdm=False)
-            say({"ms": 1000 * (time.perf_counter() - start)})
-
-
-def step_ms(llm, sampling_params, batch, tokens):
-    """Milliseconds per decode step: the difference of two lengths leaves prefill and the first steps out."""
-    prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
-    seconds = []
-    for length in (tokens, tokens // 4):
-        params = sampling_params(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
-        start = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
-        seconds.append(time.perf_counter() - start)
-    return 1000 * (seconds[0] - seconds[1]) / (tokens - tokens // 4)
-
-
-def profile(llm, sampling_params, batch, tokens=24):
-    """Calls and ms per step of each kernel of the first rank, prefill included (one step of ``tokens``)."""
-    from benchmarks import variants
-
-    prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
-    params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    llm.collective_rpc(variants.start_profile)
-    llm.generate(prompts, params, use_tqdm=False)
-    kernels = llm.collective_rpc(variants.stop_profile)[0]
-    return {name: (count / tokens, ms / tokens) for name, (count, ms) in kernels.items()}
-
-
 def show_profiles(args, engines, variants):
     """Where a step's time on the GPU goes: kernels that take longer or shorter than in stock."""
     for batch in args.batch:
@@ -112,64 +50,6 @@ def show_profiles(args, engines, variants):
                 for kernel in sorted(more, key=lambda k: -abs(more[k]))[:14]:
                     calls = mine.get(kernel, (0, 0))[0]
                     print(f"    {more[kernel]:+8.4f} ms  {calls:6.2f} calls  {kernel[:90]}", flush=True)
-
-
-def say(answer):
-    """Answer on the pipe that nothing else writes to."""
-    os.write(int(os.environ["BENCH_PIPE"]), (json.dumps(answer) + "\n").encode())
-
-
-class Engine:
-    """One engine in a process of its own."""
-
-    def __init__(self, name, options, log):
-        self.name, self._log = name, open(log, "w")  # noqa: SIM115 (closed with the process)
-        read, write = os.pipe()
-        self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.overhead", "--child", json.dumps({"engine": options})],
-            stdin=subprocess.PIPE,
-            stdout=self._log,
-            stderr=self._log,
-            text=True,
-            pass_fds=[write],
-            env={**ENV, **os.environ, "BENCH_PIPE": str(write)},
-        )
-        os.close(write)
-        self._answers = os.fdopen(read)
-
-    def wait(self):
-        """Until it has started."""
-        self._read()
-
-    def ask(self, **question):
-        """One question, one answer."""
-        self._process.stdin.write(json.dumps(question) + "\n")
-        self._process.stdin.flush()
-        return self._read()
-
-    def _read(self):
-        line = self._answers.readline()
-        if not line:
-            self._process.wait()
-            sys.exit(f"the engine {self.name!r} ended:\n" + Path(self._log.name).read_text()[-5000:])
-        return json.loads(line)
-
-    def close(self):
-        """End it."""
-        self._process.stdin.close()
-        self._process.wait(60)
-
-
-ENV = {
-    # As people serve; on a CPU with few cores the processes would only take time from each other.
-    "VLLM_ENABLE_V1_MULTIPROCESSING": "1" if shutil.which("nvidia-smi") else "0",
-    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # functions of this package are sent to the workers
-    "VLLM_CPU_KVCACHE_SPACE": "1",
-    "HF_HUB_OFFLINE": "1",
-    "VLLM_NO_USAGE_STATS": "1",
-    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
-    "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-}
 
 
 def cases(args, on_gpu):
@@ -267,15 +147,11 @@ def parse():
     parser.add_argument("--compiled", action="store_true", help="with torch.compile and CUDA graphs")
     parser.add_argument("--option", nargs="*", default=[], metavar="NAME=JSON", help="further engine options")
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
-    parser.add_argument("--child", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main():
     args = parse()
-    if args.child:
-        serve(json.loads(args.child))
-        return
     import torch
 
     with tempfile.TemporaryDirectory() as folder:
@@ -322,9 +198,7 @@ def main():
     for name, row in table.items():
         print(f"{name:28}" + "".join(f"{row[c]['ms']:9.2f} ms {row[c]['ratio']:6.3f}x" for c in columns))
     if args.out:
-        arguments = {
-            key: value for key, value in vars(args).items() if key not in ("child", "out", "model", "variants")
-        }
+        arguments = {key: value for key, value in vars(args).items() if key not in ("out", "model", "variants")}
         arguments["model"] = args.shape or (Path(args.model).name if args.model else "SmolLM2-135M-Instruct")
         result = {"machine": machine(), "arguments": arguments, "median": table, "memory": used, "rounds": rounds}
         args.out.write_text(json.dumps(result, indent=1) + "\n")

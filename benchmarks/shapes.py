@@ -1,7 +1,10 @@
-"""Model shapes for random weights: what a benchmark needs of a model is its sizes."""
+"""Models without a download: shapes for random weights, and a small random checkpoint whose outputs vary."""
 
 import json
+import os
 from pathlib import Path
+
+LAYERS, HIDDEN, VOCAB = int(os.environ.get("CHECK_LAYERS", "12")), 1024, 32_003  # a vocabulary that needs padding
 
 SHAPES = {
     "qwen3-8b": {
@@ -46,5 +49,62 @@ def write_shape(name, folder):
     }
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def small_checkpoint(folder):
+    """A random 12-layer Qwen3 in ``folder``; returns its path."""
+    config = {
+        "architectures": ["Qwen3ForCausalLM"],
+        "model_type": "qwen3",
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": LAYERS,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": VOCAB,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "hidden_act": "silu",
+        "initializer_range": 0.05,
+        "rope_theta": 1e6,
+        "attention_bias": False,
+        "bos_token_id": 1,
+        "eos_token_id": 2,
+    }
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(0)
+    tensors = {}
+
+    def weight(name, *shape, scale=0.05):
+        tensors[name] = (torch.randn(*shape, generator=generator) * scale).to(torch.bfloat16)
+
+    weight("model.embed_tokens.weight", VOCAB, HIDDEN, scale=1.0)
+    weight("lm_head.weight", VOCAB, HIDDEN, scale=0.06)
+    for layer in range(LAYERS):
+        p = f"model.layers.{layer}."
+        weight(p + "self_attn.q_proj.weight", 1024, HIDDEN)
+        weight(p + "self_attn.k_proj.weight", 512, HIDDEN)
+        weight(p + "self_attn.v_proj.weight", 512, HIDDEN)
+        weight(p + "self_attn.o_proj.weight", HIDDEN, 1024)
+        weight(p + "mlp.gate_proj.weight", 2048, HIDDEN)
+        weight(p + "mlp.up_proj.weight", 2048, HIDDEN)
+        weight(p + "mlp.down_proj.weight", HIDDEN, 2048)
+        for norm, size in (
+            ("input_layernorm", HIDDEN),
+            ("post_attention_layernorm", HIDDEN),
+            ("self_attn.q_norm", 128),
+            ("self_attn.k_norm", 128),
+        ):
+            tensors[p + norm + ".weight"] = (1 + torch.randn(size, generator=generator) * 0.1).to(torch.bfloat16)
+    tensors["model.norm.weight"] = (1 + torch.randn(HIDDEN, generator=generator) * 0.1).to(torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))
     return str(folder)
