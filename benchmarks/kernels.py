@@ -16,6 +16,7 @@ from benchmarks.timing import graph_ms, machine
 from confident_decoding.kernels import twins
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Rule
 from confident_decoding.model_head import RmsNorm
+from confident_decoding.selection import RowRules
 
 ROWS = (1, 8, 32, 64, 96, 128, 160, 192, 256, 320, 384, 512)
 DENSE = 2560
@@ -106,10 +107,10 @@ def main():
         stats = torch.rand(1, batch * n, 3, device="cuda")
         entropies = torch.empty(n, batch, device="cuda")
         depths = torch.empty(batch, dtype=torch.int64, device="cuda")
-        rule = Rule(n - 1, 0.0, 0, n, 160)
+        rule = Rule(n - 1, 160, RowRules(n, n - 1))
         bench.add(
             f"decide, {n} depths of {batch} rows",
-            lambda s=stats, c=whole, e=entropies, d=depths, r=rule: ops.decide(s, c, None, e, d, r, None),
+            lambda s=stats, c=whole, e=entropies, d=depths, r=rule: ops.decide(s, c, None, e, d, r),
         )
     if args.out:
         result = {

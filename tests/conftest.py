@@ -6,10 +6,14 @@ import subprocess
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
 sys.path[:0] = [str(ROOT / "tests"), str(ROOT / "tests/plugin"), str(ROOT)]
+
+hypothesis.settings.register_profile("no clock", deadline=None)  # timings never decide a test
+hypothesis.settings.load_profile("no clock")
 
 SWITCH = "enable_multi_layer_entropy_selection"
 QUESTIONS = [

@@ -7,6 +7,7 @@ from toy_model import PLANS, H, ToyModel, V, plan_of
 
 from confident_decoding.depthwise import select_depthwise
 from confident_decoding.scan import select
+from confident_decoding.selection import RowRules
 
 
 @pytest.mark.parametrize("keys", PLANS, ids=str)
@@ -27,8 +28,8 @@ def test_equals_the_dense_scan(keys, p):
     model, plan = ToyModel(), plan_of(p=p, **keys)
     packed = model.packed(50, plan.depths)
     draws = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    expected = select(packed, plan, model.head, draws, True)
-    found = select_depthwise(packed, plan, model.head, draws, True)
+    expected = select(packed, plan, model.head, RowRules.of(plan, draws), True)
+    found = select_depthwise(packed, plan, model.head, RowRules.of(plan, draws), True)
     assert torch.equal(found.depths, expected.depths)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.final_entropies, expected.final_entropies)

@@ -12,6 +12,7 @@ from toy_model import PLANS, H, ToyModel, V, plan_of
 from confident_decoding import device_scan, planner, scan
 from confident_decoding.kernels import twins
 from confident_decoding.scan import select
+from confident_decoding.selection import RowRules
 
 SCANS = [keys for keys in PLANS if not keys.get("select_method", "").startswith("last")]
 
@@ -42,10 +43,10 @@ def test_equals_the_dense_scan(keys, p, rows_per_read, chunked, monkeypatch):
     dense, model = ToyModel(), lazy(rows_per_read)
     packed = dense.packed(50, plan.depths)
     draws = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    expected = select(packed, plan, dense.head, draws)
+    expected = select(packed, plan, dense.head, RowRules.of(plan, draws))
     if chunked:
         monkeypatch.setattr(scan, "LAZY_CHUNK_ELEMENTS", 21 * V)
-    found = select(packed, plan, model.head, draws)
+    found = select(packed, plan, model.head, RowRules.of(plan, draws))
     assert torch.equal(found.depths, expected.depths)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.final_entropies, expected.final_entropies)
@@ -89,7 +90,7 @@ def test_rows_that_mixing_keeps_are_at_the_final_layer_whatever_the_shift():
         model = lazy(4)
         packed = model.packed(40, plan.depths)
         draws = torch.linspace(0, 0.99, 40, dtype=torch.float64)
-        result = select(packed, plan, model.head, draws)
+        result = select(packed, plan, model.head, RowRules.of(plan, draws))
         kept = draws >= 0.5
         assert result.depths[kept].tolist() == [0] * int(kept.sum())
         torch.testing.assert_close(result.logits[kept], (packed[:, :H] @ model.weight.T)[kept])
@@ -126,7 +127,7 @@ def test_p_zero_is_the_stock_head_call():
     shift=st.sampled_from(["trough", "trough-m1", "trough-p2"]),
     min_entropy=st.sampled_from([0.0, 2.5, 3.0]),
 )
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=80)
 def test_any_rows_and_rounds_agree_with_the_dense_scan(seed, rows, per_read, k, shift, min_entropy):
     plan = plan_of(trough_max_backtrack_layers=k, select_method=shift, trough_min_entropy=min_entropy)
     dense, model = ToyModel(seed), lazy(per_read, seed)

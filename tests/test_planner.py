@@ -16,7 +16,7 @@ from confident_decoding.planner import Schedule, look_ahead, rows_per_read, sche
     threshold=st.booleans(),
     data=st.data(),
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 def test_any_course_of_a_scan_fits(rows, depths, per_read, threshold, data):
     """However many rows end at each depth: no round is larger than its tensors, and the window's end is reached."""
     plan = schedule(rows, depths, depths - 1, per_read, threshold)

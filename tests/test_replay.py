@@ -15,6 +15,7 @@ from confident_decoding import replay, scan
 from confident_decoding.model_head import Selection
 from confident_decoding.replay import Recording, graph_sizes
 from confident_decoding.scan import replayed, select
+from confident_decoding.selection import RowRules
 
 GPU = torch.cuda.is_available()
 DEVICE = "cuda" if GPU else "cpu"
@@ -79,8 +80,8 @@ def test_equals_the_eager_scan_for_any_number_of_rows(keys, p, min_entropy, reco
     for number, rows in enumerate([MOST, 1, 9, 17, 9, 11, 20, 3]):
         packed = model.packed(rows, plan.depths, seed=number)
         draws = torch.rand(rows, dtype=torch.float64, generator=torch.Generator().manual_seed(number)).to(DEVICE)
-        expected = select(packed, plan, model.head, draws)
-        found = select(packed, plan, model.head, draws, replays=graphs)
+        expected = select(packed, plan, model.head, RowRules.of(plan, draws))
+        found = select(packed, plan, model.head, RowRules.of(plan, draws), replays=graphs)
         assert len(recordings) == number + 1
         assert recordings[-1] in range(rows, rows + rows // 4 + 2)
         assert torch.equal(found.depths, expected.depths)

@@ -10,6 +10,7 @@ from toy_model import PLANS, H, ToyModel, V, plan_of
 
 from confident_decoding import scan
 from confident_decoding.scan import select
+from confident_decoding.selection import RowRules
 
 SCANS = [keys for keys in PLANS if not keys.get("select_method", "").startswith("last")]
 
@@ -46,10 +47,10 @@ def test_equals_the_dense_scan(keys, p, chunked, monkeypatch):
     dense, lazy = ToyModel(), ToyModel(rows_per_read=16)
     packed = dense.packed(50, plan.depths)
     draws = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    expected = select(packed, plan, dense.head, draws)
+    expected = select(packed, plan, dense.head, RowRules.of(plan, draws))
     if chunked:
         monkeypatch.setattr(scan, "CHUNK_ELEMENTS", 21 * V)
-    found = select(packed, plan, lazy.head, draws)
+    found = select(packed, plan, lazy.head, RowRules.of(plan, draws))
     assert torch.equal(found.depths, expected.depths)
     torch.testing.assert_close(found.logits, expected.logits)
     torch.testing.assert_close(found.final_entropies, expected.final_entropies)
@@ -88,7 +89,7 @@ def test_few_rows_are_scanned_in_one_reading():
 def test_rows_that_mixing_keeps_are_not_scanned():
     model, plan = ToyModel(rows_per_read=1), plan_of(p=0.25)
     draws = torch.linspace(0, 0.99, 40, dtype=torch.float64)
-    select(model.packed(40, plan.depths), plan, model.head, draws)
+    select(model.packed(40, plan.depths), plan, model.head, RowRules.of(plan, draws))
     assert model.projected[0] == 40 + int((draws < 0.25).sum())
 
 

@@ -13,6 +13,7 @@ from confident_decoding import scan
 from confident_decoding.kernels import statistics_of_finished
 from confident_decoding.model_head import ModelHead
 from confident_decoding.scan import select
+from confident_decoding.selection import RowRules
 
 DENSE_AND_LAZY = (None, 4)  # rows_per_read
 
@@ -36,9 +37,9 @@ def test_chunks_change_nothing(keys, p, monkeypatch):
     model, plan = ToyModel(), plan_of(p=p, **keys)
     packed = model.packed(50, plan.depths)
     draws = torch.rand(50, dtype=torch.float64, generator=torch.Generator().manual_seed(3))
-    whole = select(packed, plan, model.head, draws)
+    whole = select(packed, plan, model.head, RowRules.of(plan, draws))
     monkeypatch.setattr(scan, "CHUNK_ELEMENTS", 7 * len(plan.depths) * V)
-    chunked = select(packed, plan, model.head, draws)
+    chunked = select(packed, plan, model.head, RowRules.of(plan, draws))
     assert torch.equal(whole.depths, chunked.depths)
     torch.testing.assert_close(whole.logits, chunked.logits)
     if plan.fixed_depth is None and len(plan.depths) > 1:
@@ -71,7 +72,7 @@ def test_a_chunks_logits_are_released_before_the_next(keys, p, monkeypatch):
         return logits
 
     head = ModelHead(model.norm, project, statistics_of_finished, V)
-    select(model.packed(100, plan.depths), plan, head, torch.rand(100, dtype=torch.float64), True)
+    select(model.packed(100, plan.depths), plan, head, RowRules.of(plan, torch.rand(100, dtype=torch.float64)), True)
     assert len(alive) > 5
     assert most <= 3
 
@@ -96,7 +97,7 @@ def test_mixing_takes_the_final_layers_own_logits(keys):
     model, plan = ToyModel(), plan_of(p=0.5, **keys)
     packed = model.packed(40, plan.depths)
     draws = torch.linspace(0, 0.999, 40, dtype=torch.float64)
-    result = select(packed, plan, model.head, draws)
+    result = select(packed, plan, model.head, RowRules.of(plan, draws))
     expected = model.expected(packed, plan)
     final = packed[:, :H] @ model.weight.T
     for row in range(40):
@@ -119,7 +120,7 @@ def test_last_mk_projects_that_layer_alone():
     select(model.packed(6, plan.depths), plan, model.head)
     assert model.projected == [6]
     mixed = plan_of(select_method="last-m4", p=0.5)
-    select(model.packed(6, mixed.depths), mixed, model.head, torch.zeros(6, dtype=torch.float64))
+    select(model.packed(6, mixed.depths), mixed, model.head, RowRules.of(mixed, torch.zeros(6, dtype=torch.float64)))
     assert model.projected == [6, 6, 6]
 
 
@@ -137,7 +138,8 @@ def test_final_entropies_on_request(keys):
 @pytest.mark.parametrize("rows_per_read", DENSE_AND_LAZY)
 def test_no_rows(keys, p, rows_per_read):
     model, plan = ToyModel(rows_per_read=rows_per_read), plan_of(p=p, **keys)
-    result = select(torch.empty(0, len(plan.depths) * H), plan, model.head, torch.empty(0, dtype=torch.float64), True)
+    rules = RowRules.of(plan, torch.empty(0, dtype=torch.float64))
+    result = select(torch.empty(0, len(plan.depths) * H), plan, model.head, rules, True)
     assert result.logits.shape == (0, V)
     assert result.depths.shape == (0,)
 

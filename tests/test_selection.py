@@ -1,78 +1,77 @@
-"""Scan, shift, mix and draws against the definitions in plain Python."""
+"""Rules of rows, mixing and draws against the definitions in plain Python."""
 
 import math
 
 import numpy as np
-import oracle
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confident_decoding.selection import hashed_draws, mix_depths, scan_depths, shift_depths
+from confident_decoding.config import ConfidentDecodingConfig
+from confident_decoding.selection import RowRules, hashed_draws
 
-# Few distinct values, so that ties happen; NaN and infinities among them.
-VALUES = st.sampled_from([0.0, 0.25, 0.5, 1.0, 2.0, 3.0, math.nan, math.inf])
-COLUMNS = st.lists(VALUES, min_size=1, max_size=12)
-
-
-@given(
-    st.integers(1, 12).flatmap(
-        lambda n: st.lists(st.lists(VALUES, min_size=n, max_size=n), max_size=8).map(lambda rows: (n, rows))
-    ),
-    st.data(),
-)
-@settings(max_examples=300)
-def test_scan_is_the_while_loop(case, data):
-    n, rows = case
-    window = data.draw(st.integers(0, n - 1))
-    entropies = torch.tensor(rows, dtype=torch.float32).reshape(len(rows), n).T
-    assert scan_depths(entropies, window).tolist() == [oracle.trough(row, window) for row in rows]
+RULES = RowRules(10, 9)
 
 
-@given(COLUMNS, st.integers(-12, 12), st.data())
-def test_shift_is_clamped(row, shift, data):
-    candidates = data.draw(st.integers(1, len(row)))
-    window = data.draw(st.integers(0, candidates - 1))
-    depths = shift_depths(scan_depths(torch.tensor(row)[:, None], window), shift, candidates)
-    assert depths.tolist() == [oracle.depth(row, window, shift, candidates)]
-    assert 0 <= depths.item() < candidates
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=20), st.integers(-12, 12), st.integers(1, 10))
+def test_shift_is_clamped(troughs, shift, candidates):
+    troughs = [min(trough, candidates - 1) for trough in troughs]
+    rules = RowRules(candidates, candidates - 1, shift)
+    found = rules.settle(torch.tensor(troughs), torch.zeros(len(troughs)))
+    assert found.tolist() == [min(max(trough + shift, 0), candidates - 1) for trough in troughs]
 
 
-def test_a_tie_stops_and_a_nan_stops():
-    assert scan_depths(torch.tensor([[2.0], [2.0], [1.0]]), 2).item() == 0
-    assert scan_depths(torch.tensor([[2.0], [math.nan], [1.0]]), 2).item() == 0
-    assert scan_depths(torch.tensor([[math.nan], [1.0], [0.5]]), 2).item() == 0
-    assert scan_depths(torch.tensor([[3.0], [2.0], [math.nan]]), 2).item() == 1
+def test_thresholds_hold_rows_at_the_final_layer():
+    troughs, entropies = torch.tensor([3, 3, 3, 3]), torch.tensor([0.5, 0.50001, math.nan, 0.0])
+    assert RowRules(10, 9, 0, 0.5).settle(troughs, entropies).tolist() == [0, 3, 3, 0]
+    assert RowRules(10, 9, 1, 0.5).settle(troughs, entropies).tolist() == [0, 4, 4, 0]
+    assert RowRules(10, 9, 0, 0.0).settle(troughs, entropies).tolist() == [3, 3, 3, 3], "0 = none, not even at 0 nats"
+    own = torch.tensor([0.0, 1.0, 1.0, 0.0])
+    assert RowRules(10, 9, 0, own).settle(troughs, entropies).tolist() == [3, 0, 3, 3]
 
 
-def test_the_window_bounds_the_scan():
-    falling = torch.arange(10.0, 0, -1)[:, None]
-    assert [scan_depths(falling, w).item() for w in range(10)] == list(range(10))
+def test_rows_that_are_kept_are_not_shifted():
+    limits = torch.tensor([-1, 0, 5], dtype=torch.int32)
+    assert RowRules(10, limits, 2).settle(torch.tensor([0, 0, 4]), torch.ones(3)).tolist() == [0, 2, 6]
 
 
-@pytest.mark.parametrize("n", [1, 5])
-def test_no_rows(n):
-    assert scan_depths(torch.empty(n, 0), n - 1).shape == (0,)
-    assert hashed_draws(torch.arange(0), 1, 2).shape == (0,)
+def test_some_of_the_rows():
+    rules = RowRules(10, torch.arange(5), torch.arange(5) - 2, torch.ones(5))
+    some = rules[slice(1, 3)]
+    assert (some.limits.tolist(), some.shifts.tolist(), some.thresholds.tolist()) == ([1, 2], [-1, 0], [1.0, 1.0])
+    assert RULES[slice(1, 3)] == RULES
+    assert RULES.limits_of(torch.zeros(3)).tolist() == [9, 9, 9]
+
+
+def test_a_plan_that_mixes_needs_draws():
+    plan = ConfidentDecodingConfig(p=0.5).resolve(12)
+    with pytest.raises(ValueError, match="draw"):
+        RowRules.of(plan)
+    assert RowRules.of(plan, torch.tensor([0.4, 0.5], dtype=torch.float64)).limits.tolist() == [9, -1]
+
+
+def mixed(draws, p):
+    """Depths of rows whose trough is 3."""
+    return RULES.mixed(draws, p).settle(torch.full(draws.shape, 3), torch.ones(draws.shape))
 
 
 def test_p_zero_never_selects_and_one_always_does():
     draws = hashed_draws(torch.arange(100_000), 0, 0)
-    depths = torch.full((100_000,), 3)
-    assert mix_depths(depths, draws, 0.0).sum() == 0
-    assert torch.equal(mix_depths(depths, draws, 1.0), depths)
+    assert mixed(draws, 0.0).sum() == 0
+    assert (mixed(draws, 1.0) == 3).all()
     # The extremes of [0, 1) too.
     edge = torch.tensor([0.0, 1 - 2.0**-53], dtype=torch.float64)
-    assert mix_depths(torch.tensor([3, 3]), edge, 0.0).tolist() == [0, 0]
-    assert mix_depths(torch.tensor([3, 3]), edge, 1.0).tolist() == [3, 3]
+    assert mixed(edge, 0.0).tolist() == [0, 0]
+    assert mixed(edge, 1.0).tolist() == [3, 3]
+    assert mixed(edge, torch.tensor([0.5, 0.5], dtype=torch.float64)).tolist() == [3, 0]
 
 
 @given(p=st.floats(0.01, 0.99), seed=st.integers(0, 2**63 - 1), call=st.integers(0, 2**40))
 @settings(max_examples=50)
 def test_mixing_frequency_is_p_within_4_sigma(p, seed, call):
     n = 40_000
-    kept = (mix_depths(torch.ones(n, dtype=torch.int64), hashed_draws(torch.arange(n), seed, call), p)).sum().item()
+    kept = (mixed(hashed_draws(torch.arange(n), seed, call), p) > 0).sum().item()
     assert abs(kept - n * p) < 4 * math.sqrt(n * p * (1 - p))
 
 

@@ -50,14 +50,21 @@ class ToyModel:
         states = torch.stack([self.norm(raw[i].contiguous()) if d == 0 else raw[i] for i, d in enumerate(depths)])
         return states.transpose(0, 1).reshape(rows, -1)
 
+    def logits64(self, packed, plan):
+        """float64 logits, numpy, of each row: a list over the plan's depths."""
+        weight, gain = self.weight.double().numpy(), self.gain.double().numpy()
+        return [
+            [
+                weight @ (state * (gain / math.sqrt((state**2).mean() + 1e-6) if d else 1.0))
+                for d, state in zip(plan.depths, row, strict=True)
+            ]
+            for row in packed.double().numpy().reshape(len(packed), len(plan.depths), H)
+        ]
+
     def expected(self, packed, plan):
-        """float64, numpy, one row and one depth at a time."""
+        """Depth and float64 logits of each row."""
         rows = []
-        for row in packed.double().numpy().reshape(len(packed), len(plan.depths), H):
-            logits = []
-            for d, state in zip(plan.depths, row, strict=True):
-                scale = self.gain.double().numpy() / math.sqrt((state**2).mean() + 1e-6) if d else 1.0
-                logits.append(self.weight.double().numpy() @ (state * scale))
+        for logits in self.logits64(packed, plan):
             if plan.fixed_depth is not None:
                 rows.append((plan.fixed_depth, logits[1]))
                 continue

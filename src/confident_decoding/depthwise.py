@@ -12,14 +12,14 @@ from torch import Tensor
 
 from confident_decoding.config import SelectionPlan
 from confident_decoding.model_head import ModelHead, Selection
-from confident_decoding.selection import mix_depths, settle_depths
+from confident_decoding.selection import RowRules
 
 
 def select_depthwise(
     packed: Tensor,
     plan: SelectionPlan,
     head: ModelHead,
-    draws: Tensor | None = None,
+    rules: RowRules | None = None,
     with_final_entropies: bool = False,
 ) -> Selection:
     """Choose a layer for each row and return its logits.
@@ -29,10 +29,11 @@ def select_depthwise(
         plan: What to select.
         head: The model's norm; ``project`` returns finished logits ``[B, V]`` and is called with all B rows,
             contiguous, each time; ``statistics`` takes those.
-        draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``.
+        rules: Of the rows; None = ``RowRules.of(plan)``.
         with_final_entropies: Also return ``final_entropies`` where a fixed layer needs none.
     """
     n, rows = len(plan.depths), len(packed)
+    rules = rules or RowRules.of(plan)
     states = packed.reshape(rows, n, packed.shape[1] // n)
 
     def logits_at(place: int) -> Tensor:
@@ -41,17 +42,20 @@ def select_depthwise(
 
     if plan.fixed_depth is not None:
         depths = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device)
-        depths = mix_depths(depths, draws, plan.p)
-        if plan.p == 1 and not with_final_entropies:
+        if isinstance(rules.limits, Tensor):
+            depths = torch.where(rules.limits < 0, 0, depths)
+        elif plan.p == 1 and not with_final_entropies:
             return Selection(logits_at(1), depths, None)
         final = logits_at(0)
+        depths = depths if plan.p else torch.zeros_like(depths)
         logits = torch.where((depths == 0)[:, None], final, logits_at(1)) if plan.p else final
         return Selection(logits, depths, head.entropies(final) if with_final_entropies else None)
     final = logits_at(0)
     found = [head.entropies(final)]
-    troughs, kept = _scan(plan.window, final, found, logits_at, head.entropies)
-    depths = mix_depths(settle_depths(troughs, found[0], plan), draws, plan.p)
-    if plan.shift and plan.p:  # other logits than those that the scan kept
+    limits = rules.limits_of(found[0])
+    troughs, kept = _scan(plan.window, limits, final, found, logits_at, head.entropies)
+    depths = rules.settle(troughs, found[0]) if plan.p else torch.zeros_like(troughs)
+    if rules.shifts_rows and plan.p:  # other logits than those that the scan kept
         for place, depth in enumerate(plan.depths[1:], start=1):
             kept = torch.where((depths == depth)[:, None], logits_at(place), kept)
     logits = torch.where((depths == 0)[:, None], final, kept) if plan.p else final
@@ -60,6 +64,7 @@ def select_depthwise(
 
 def _scan(
     window: int,
+    limits: Tensor,
     final: Tensor,
     found: list[Tensor],
     logits_at: Callable[[int], Tensor],
@@ -71,7 +76,7 @@ def _scan(
     for depth in range(1, window + 1):
         logits = logits_at(depth)
         found.append(entropies(logits))
-        descending = descending & (found[-1] < found[-2])
+        descending = descending & (found[-1] < found[-2]) & (depth <= limits)
         troughs = troughs + descending
         kept = torch.where(descending[:, None], logits, kept)
     return troughs, kept

@@ -14,7 +14,7 @@ from confident_decoding.kernels import Operations, operations
 from confident_decoding.kernels.types import ROWS, Candidates, FirstCandidates, Round, Rule
 from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.planner import Schedule
-from confident_decoding.selection import mix_depths
+from confident_decoding.selection import RowRules
 
 
 def scan_on_device(
@@ -22,48 +22,35 @@ def scan_on_device(
     plan: SelectionPlan,
     head: ModelHead,
     schedule: Schedule,
-    limits: Tensor | None = None,
+    rules: RowRules,
     logits: Tensor | None = None,
 ) -> Selection:
     """Scan rows ``[B, n*H]``, B > 0.
 
     Args:
         packed: Packed rows.
-        plan: What to select; not a fixed layer. Its ``p`` has no effect here but through ``limits``.
+        plan: What to select; not a fixed layer.
         head: The model's operations; ``weight`` is needed if the schedule has rounds.
         schedule: `planner.schedule` for these rows.
-        limits: ``[B]`` int32: each row's own window, -1 = the final layer; None = the plan's.
+        rules: Of the rows, which the plan's ``p``, shift and threshold have become part of.
         logits: ``[B, V/tp]`` to be filled with the result, or None for new memory.
 
     Returns:
         As of `scan.select`.
     """
-    return _Scan(packed, plan, head, schedule, limits).run(logits)
-
-
-def limits_of(plan: SelectionPlan, draws: Tensor | None) -> Tensor | None:
-    """Limits by which rows that mixing keeps at the final layer stay there unscanned; None where none are.
-
-    With p = 0, the regression setting, the scan runs, and the caller returns the stock logits.
-    """
-    if not 0 < plan.p < 1:
-        return None
-    if draws is None:
-        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
-    return (mix_depths(torch.full_like(draws, plan.window + 1, dtype=torch.int64), draws, plan.p) - 1).to(torch.int32)
+    return _Scan(packed, plan, head, schedule, rules).run(logits)
 
 
 class _Scan:
     """One call."""
 
     def __init__(
-        self, packed: Tensor, plan: SelectionPlan, head: ModelHead, schedule: Schedule, limits: Tensor | None
+        self, packed: Tensor, plan: SelectionPlan, head: ModelHead, schedule: Schedule, rules: RowRules
     ) -> None:
         self._packed, self._plan, self._head, self._schedule = packed, plan, head, schedule
         self._operations: Operations = operations(packed.device)
-        self._rule = Rule(plan.window, plan.min_entropy, plan.shift, plan.candidates, schedule.rows_per_read)
+        self._rule = Rule(plan.window, schedule.rows_per_read, rules)
         shape, device = (len(plan.depths), len(packed)), packed.device
-        self._limits = limits
         self._entropies = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
         self._depths = torch.empty(shape[1], dtype=torch.int64, device=device)
 
@@ -79,7 +66,7 @@ class _Scan:
             source = self._decide(found, candidates, following)
             self._operations.keep(found, source, candidates, logits)
             del found  # the next round's are as large
-        if self._plan.shift and 1 + schedule.first < len(self._plan.depths):
+        if self._rule.rows.shifts_rows and 1 + schedule.first < len(self._plan.depths):
             self._relocate(logits)
         if result is not None and logits is not result:
             logits = result.copy_(logits)
@@ -113,14 +100,12 @@ class _Scan:
 
     def _decide(self, logits: Tensor, candidates: Round, following: Candidates | None) -> Tensor:
         statistics = self._head.statistics(logits, candidates.count)
-        return self._operations.decide(
-            statistics, candidates, following, self._entropies, self._depths, self._rule, self._limits
-        )
+        return self._operations.decide(statistics, candidates, following, self._entropies, self._depths, self._rule)
 
     def _relocate(self, logits: Tensor) -> None:
         """Project the rows whose method asks for another depth than the trough that the scan has kept."""
         (moved,) = self._rooms(1, len(self._packed))
-        self._depths = self._operations.relocate(self._depths, self._entropies, moved, self._rule, self._limits)
+        self._depths = self._operations.relocate(self._depths, self._entropies, moved, self._rule)
         slots = torch.arange(len(self._packed), dtype=torch.int32, device=logits.device)
         states = self._gather(moved, self._depths)
         if self._head.fused_norm is None:

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from confident_decoding.model_head import ModelHead, Selection
+from confident_decoding.selection import RowRules
 
 Scan = Callable[[Tensor, Tensor, Tensor], Selection]
 """``(packed [b, n*H], limits [b], logits [b, V/tp]) -> Selection`` with its logits in the third argument."""
@@ -73,21 +74,23 @@ class ReplayedScans:
             self._graphs[size] = record(work, pool)
             self._limits.fill_(-1)
 
-    def run(self, packed: Tensor, limits: Tensor | int, head: ModelHead) -> Selection | None:
+    def run(self, packed: Tensor, rules: RowRules, head: ModelHead) -> Selection | None:
         """Scan rows ``[B, n*H]``, or None if no graph is for them.
 
         Args:
             packed: The rows.
-            limits: As for `kernels.twins.decide`: ``[B]`` int32, or one for all.
+            rules: Of the rows. The graphs know limits of each row alone; shifts and thresholds are the plan's.
             head: Of this call; its weights must be those of the graphs.
         """
         rows = len(packed)
         size = next((size for size in self.sizes if size >= rows), None)
         if size not in self._graphs or size is None or _addresses(head) != self._weights:
             return None
+        if isinstance(rules.shifts, Tensor) or isinstance(rules.thresholds, Tensor):
+            return None
         graph = self._graphs[size]
         self._packed[:rows] = packed
-        self._fill_limits(rows, size, limits)
+        self._fill_limits(rows, size, rules.limits)
         graph.replay()
         found = graph.selection
         assert found.final_entropies is not None

@@ -12,11 +12,11 @@ from torch import Tensor
 
 from confident_decoding.config import SelectionPlan
 from confident_decoding.model_head import ModelHead, Selection
-from confident_decoding.selection import mix_depths, settle_depths
+from confident_decoding.selection import RowRules
 
 
 def scan_in_rounds(
-    packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None, rows_per_read: int
+    packed: Tensor, plan: SelectionPlan, head: ModelHead, rules: RowRules, rows_per_read: int
 ) -> Selection:
     """Scan rows ``[B, n*H]`` in rounds of about ``rows_per_read`` projected candidates.
 
@@ -24,25 +24,23 @@ def scan_in_rounds(
         packed: Packed rows.
         plan: What to select; not a fixed layer.
         head: The model's norm, head and entropy.
-        draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``. Rows that mixing keeps at the final
-            layer are not scanned.
+        rules: Of the rows. Those that are kept at the final layer are not scanned.
         rows_per_read: See `planner`.
 
     Returns:
         As of the dense scan, but that ``entropies`` are NaN where the scan did not look.
     """
-    scan = _Scan(packed, plan, head)
-    # p = 0 is the regression setting: its scan runs, and the caller returns the stock logits.
-    selected = mix_depths(torch.ones_like(scan.depths), draws, plan.p or 1)
-    wanted = selected.nonzero()[:, 0]
+    scan = _Scan(packed, plan, head, rules)
+    wanted = (scan.limits > 0).nonzero()[:, 0]
     # A threshold on the final layer's entropy must be known before any candidate is projected.
-    depth = 0 if plan.min_entropy else min(_ahead(rows_per_read, wanted), plan.window)
+    depth = 0 if rules.holds_rows else min(_ahead(rows_per_read, wanted), plan.window)
     scanning = scan.start(wanted, depth)
     while depth < plan.window and len(scanning):
         ahead = min(_ahead(rows_per_read, scanning), plan.window - depth)
         scanning = scan.descend(scanning, depth + 1, ahead)
         depth += ahead
-    depths = mix_depths(settle_depths(scan.depths, scan.entropies[0], plan), draws, plan.p)
+    depths = rules.settle(scan.depths, scan.entropies[0])
+    # p = 0 is the regression setting: its scan runs, and the caller returns the stock logits.
     logits = scan.logits_at(depths) if plan.p else scan.logits
     return Selection(logits, depths, scan.entropies[0], scan.entropies)
 
@@ -55,14 +53,15 @@ def _ahead(rows_per_read: int, rows: Tensor) -> int:
 class _Scan:
     """What is known of each row so far: entropies ``[n, B]``, the trough ``[B]``, its logits ``[B, V/tp]``."""
 
-    def __init__(self, packed: Tensor, plan: SelectionPlan, head: ModelHead) -> None:
+    def __init__(self, packed: Tensor, plan: SelectionPlan, head: ModelHead, rules: RowRules) -> None:
         self._states = packed.reshape(len(packed), len(plan.depths), packed.shape[1] // len(plan.depths))
-        self._plan, self._head = plan, head
+        self._head, self._rules = head, rules
         self.entropies = torch.full(
             (len(plan.depths), len(packed)), torch.nan, dtype=torch.float32, device=packed.device
         )
         self.logits = packed.new_empty(0, 0)
         self.depths = torch.zeros(len(packed), dtype=torch.int64, device=packed.device)
+        self.limits = rules.limits_of(self.depths).clamp(max=plan.window)
 
     def start(self, wanted: Tensor, ahead: int) -> Tensor:
         """Project depth 0 of all rows and, in the same reading of the weight, depths ``1 .. ahead`` of ``wanted``.
@@ -79,10 +78,7 @@ class _Scan:
         self.logits = logits[:rows].clone() if shares else logits
         if shares:
             return self._take(wanted, 1, logits[rows:], found[rows:].view(ahead, -1))
-        if self._plan.min_entropy == 0:
-            return wanted
-        undecided = ~(self.entropies[0, wanted] <= self._plan.min_entropy)  # a NaN is not settled by the threshold
-        return wanted[undecided]
+        return wanted[~self._rules.held(self.entropies[0])[wanted]]
 
     def descend(self, scanning: Tensor, depth: int, ahead: int) -> Tensor:
         """Project depths ``depth .. depth+ahead-1`` of the rows ``scanning``; returns those that go on."""
@@ -106,8 +102,9 @@ class _Scan:
         """Advance ``rows`` through ``found`` ``[a, m]``, entropies of depths from ``depth`` on."""
         self.entropies[depth : depth + len(found), rows] = found
         before = torch.cat([self.entropies[depth - 1, rows][None], found[:-1]])
-        steps = (found < before).to(torch.int64).cumprod(0).sum(0)
+        within = torch.arange(depth, depth + len(found))[:, None] <= self.limits[rows]
+        steps = ((found < before) & within).to(torch.int64).cumprod(0).sum(0)
         moved = steps.nonzero()[:, 0]
         self.logits[rows[moved]] = logits[(steps[moved] - 1) * len(rows) + moved]
         self.depths[rows] += steps
-        return rows[steps == len(found)]
+        return rows[(steps == len(found)) & (self.limits[rows] >= depth + len(found))]

@@ -11,11 +11,11 @@ from torch import Tensor
 
 from confident_decoding import planner
 from confident_decoding.config import SelectionPlan
-from confident_decoding.device_scan import limits_of, scan_on_device
+from confident_decoding.device_scan import scan_on_device
 from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.replay import ReplayedScans
 from confident_decoding.rounds import scan_in_rounds
-from confident_decoding.selection import mix_depths
+from confident_decoding.selection import RowRules
 
 CHUNK_ELEMENTS = 1 << 27
 """Logits that one chunk of rows may hold over all candidates (256 MiB in bf16). Prompt rows come by
@@ -29,7 +29,7 @@ def select(
     packed: Tensor,
     plan: SelectionPlan,
     head: ModelHead,
-    draws: Tensor | None = None,
+    rules: RowRules | None = None,
     with_final_entropies: bool = False,
     replays: ReplayedScans | None = None,
 ) -> Selection:
@@ -39,7 +39,7 @@ def select(
         packed: ``[B, n*H]``, any strides, n = ``len(plan.depths)``; B may be 0.
         plan: What to select.
         head: The model's norm, head and entropy.
-        draws: ``[B]`` in ``[0, 1)``, needed if ``0 < plan.p < 1``.
+        rules: Of the rows; None = ``RowRules.of(plan)``.
         with_final_entropies: Also return ``final_entropies`` where a fixed layer needs none.
         replays: Graphs of this plan's scan; where they are used, the result is theirs until the next call.
     """
@@ -48,26 +48,23 @@ def select(
         logits = head.project(packed[:, : packed.shape[1] // n].contiguous())
         depths = torch.zeros(rows, dtype=torch.int64, device=packed.device)
         return Selection(logits, depths, head.entropies(logits) if with_final_entropies else None)
-    if 0 < plan.p < 1 and draws is None:
-        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
+    rules = rules or RowRules.of(plan)
     # p=0 is the regression setting: the scan runs, and the logits are those of the stock call.
     stock = head.project(packed[:, : packed.shape[1] // n].contiguous()) if plan.p == 0 else None
     chunk = _chunk_rows(plan, head)
 
     def part(rows: slice) -> Selection:
-        some, some_draws = packed[rows], None if draws is None else draws[rows]
+        some, own = packed[rows], rules[rows]
         if plan.fixed_depth is not None:
-            return _fixed(some, plan, head, some_draws, with_final_entropies)
+            return _fixed(some, plan, head, own, with_final_entropies)
         if head.rows_per_read is not None and head.counts_on_host:
             most = max(1, CHUNK_ELEMENTS // max(1, head.columns) - chunk)  # beside the final layer of a chunk
-            return scan_in_rounds(some, plan, head, some_draws, min(head.rows_per_read, most))
-        limits = limits_of(plan, some_draws)
-        if replays is not None:
-            selected = replays.run(some, plan.window if limits is None else limits, head)
-            if selected is not None:
-                return _stays(selected) if plan.p == 0 else selected
-        selected = scan_on_device(some, plan, head, _schedule(len(some), plan, head), limits)
-        return _stays(selected) if plan.p == 0 else selected
+            selected = scan_in_rounds(some, plan, head, own, min(head.rows_per_read, most))
+        else:
+            known = replays.run(some, own, head) if replays is not None else None
+            selected = known or scan_on_device(some, plan, head, _schedule(len(some), plan, head, own), own)
+        # With p = 0 every row is at the final layer, whatever the scan has found.
+        return replace(selected, depths=torch.zeros_like(selected.depths)) if plan.p == 0 else selected
 
     if rows <= chunk:
         whole = part(slice(None))
@@ -106,19 +103,15 @@ def replayed(plan: SelectionPlan, head: ModelHead, most: int, width: int, dtype:
     graphs = ReplayedScans(min(most, _chunk_rows(plan, head)), width, head.columns, dtype, device)
 
     def scan(packed: Tensor, limits: Tensor, logits: Tensor) -> Selection:
-        return scan_on_device(packed, plan, head, _schedule(len(packed), plan, head), limits, logits)
+        rules = replace(RowRules.of(replace(plan, p=1.0)), limits=limits)
+        return scan_on_device(packed, plan, head, _schedule(len(packed), plan, head, rules), rules, logits)
 
     graphs.capture(scan, head)
     return graphs
 
 
-def _schedule(rows: int, plan: SelectionPlan, head: ModelHead) -> planner.Schedule:
-    return planner.schedule(rows, len(plan.depths), plan.window, head.rows_per_read, plan.min_entropy > 0)
-
-
-def _stays(selection: Selection) -> Selection:
-    """With p = 0 every row is at the final layer, whatever the scan has found."""
-    return replace(selection, depths=torch.zeros_like(selection.depths))
+def _schedule(rows: int, plan: SelectionPlan, head: ModelHead, rules: RowRules) -> planner.Schedule:
+    return planner.schedule(rows, len(plan.depths), plan.window, head.rows_per_read, rules.holds_rows)
 
 
 def _join(pieces: list[Tensor | None]) -> Tensor | None:
@@ -138,17 +131,19 @@ def _chunk_rows(plan: SelectionPlan, head: ModelHead) -> int:
 
 
 def _fixed(
-    packed: Tensor, plan: SelectionPlan, head: ModelHead, draws: Tensor | None, with_final_entropies: bool
+    packed: Tensor, plan: SelectionPlan, head: ModelHead, rules: RowRules, with_final_entropies: bool
 ) -> Selection:
     """``last-mK``: projects that layer, and the final one only where it can be returned or is logged."""
     rows, hidden = len(packed), packed.shape[1] // 2
-    mixes = 0 < plan.p < 1
-    final = head.project(packed[:, :hidden].contiguous()) if mixes or with_final_entropies else None
+    final = None
+    if isinstance(rules.limits, Tensor) or with_final_entropies:
+        final = head.project(packed[:, :hidden].contiguous())
     entropies = head.entropies(final) if with_final_entropies and final is not None else None
     assert plan.fixed_depth is not None
     depths = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device)
-    depths = mix_depths(depths, draws, plan.p)
     logits = head.project(head.norm(packed[:, hidden:].contiguous()))
-    if mixes and final is not None:
-        logits = torch.where((depths == 0)[:, None], final, logits)
-    return Selection(logits, depths, entropies)
+    if isinstance(rules.limits, Tensor) and final is not None:
+        kept = rules.limits < 0
+        depths = torch.where(kept, 0, depths)
+        logits = torch.where(kept[:, None], final, logits)
+    return Selection(logits, depths if plan.p else torch.zeros_like(depths), entropies)

@@ -1,4 +1,7 @@
-"""From entropies to selected depths: scan, shift, mix (pure torch, no host synchronisation)."""
+"""From troughs to selected depths: each row's limit, shift and threshold, and mixing (pure torch)."""
+
+from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,64 +14,81 @@ _MIX_A = 0xBF58476D1CE4E5B9
 _MIX_B = 0x94D049BB133111EB
 
 
-def scan_depths(entropies: Tensor, window: int) -> Tensor:
-    """The trough of each row: the first depth whose next depth is not strictly lower.
+@dataclass(frozen=True)
+class RowRules:
+    """How the rows of one call are selected: numbers where all rows are alike, tensors ``[B]`` where they differ.
 
-    A tie stops the scan, and so does a NaN (it compares false). Paper, section 3.
-
-    Args:
-        entropies: ``[n, B]`` in nats, row ``d`` of the first dimension being depth ``d``.
-        window: Deepest depth that may be reached, below n.
-
-    Returns:
-        Depths ``[B]``, int64, between 0 and ``window``.
-
-    Example:
-        >>> scan_depths(torch.tensor([[3.0], [2.0], [2.5], [1.0]]), window=3)
-        tensor([1])
+    Attributes:
+        candidates: L, depths ``0 .. L-1`` may be selected.
+        limits: Deepest depth that the scan of a row may reach (int32). 0 = no scan; -1 = the final layer, whatever
+            the shift.
+        shifts: Added to the trough (+ = shallower layer, int32), then clamped to ``[0, L-1]``.
+        thresholds: Rows whose final entropy (fp32 nats) is at or under it stay at the final layer; 0 = none.
     """
-    descends = entropies[1 : window + 1] < entropies[:window]
-    return descends.to(torch.int64).cumprod(0).sum(0)
 
+    candidates: int
+    limits: Tensor | int
+    shifts: Tensor | int = 0
+    thresholds: Tensor | float = 0.0
 
-def shift_depths(depths: Tensor, shift: int, candidates: int) -> Tensor:
-    """Move depths ``[B]`` by ``shift`` (+ = shallower layer) and clamp them to ``[0, candidates - 1]``."""
-    return (depths + shift).clamp(0, candidates - 1) if shift else depths
+    @classmethod
+    def of(cls, plan: SelectionPlan, draws: Tensor | None = None) -> "RowRules":
+        """The plan's rules for all rows; with ``0 < plan.p < 1``, rows are kept at the final layer by ``draws``.
 
+        With p = 0, the regression setting, rows are scanned like any others: the caller discards the result.
 
-def settle_depths(troughs: Tensor, final_entropies: Tensor, plan: SelectionPlan) -> Tensor:
-    """From the trough to the depth that the method selects: its shift, and the rows that it leaves alone.
+        Args:
+            plan: The method.
+            draws: ``[B]`` float64 in ``[0, 1)``.
 
-    Args:
-        troughs: ``[B]``, from the scan.
-        final_entropies: ``[B]`` nats at depth 0. Rows at or under ``plan.min_entropy`` (if that is not 0)
-            stay at the final layer.
-        plan: The method.
-    """
-    depths = shift_depths(troughs, plan.shift, plan.candidates)
-    if plan.min_entropy == 0:
-        return depths
-    return torch.where(final_entropies <= plan.min_entropy, torch.zeros_like(depths), depths)
+        Raises:
+            ValueError: ``0 < plan.p < 1`` without draws.
+        """
+        rules = cls(plan.candidates, plan.window, plan.shift, plan.min_entropy)
+        return rules.mixed(draws, plan.p) if 0 < plan.p < 1 else rules
 
+    def mixed(self, draws: Tensor | None, p: Tensor | float) -> "RowRules":
+        """Keep each row with probability 1 - p at the final layer: selected if its draw ``u < p``."""
+        if draws is None:
+            raise ValueError("mixing with 0 < p < 1 needs one draw a row")
+        limits = torch.as_tensor(self.limits, device=draws.device)
+        return replace(self, limits=torch.where(draws < p, limits, -1).to(torch.int32))
 
-def mix_depths(depths: Tensor, draws: Tensor | None, p: float) -> Tensor:
-    """Keep each depth ``[B]`` with probability p, else the final layer: selected if ``u < p``.
+    @property
+    def holds_rows(self) -> bool:
+        """Whether some rows may end at depth 0 by a threshold."""
+        return isinstance(self.thresholds, Tensor) or self.thresholds > 0
 
-    Args:
-        depths: ``[B]`` int64.
-        draws: ``[B]`` float64 in ``[0, 1)``, one ``u`` a row; not looked at where p is 0 or 1.
-        p: So 0 never selects and 1 always does.
+    @property
+    def shifts_rows(self) -> bool:
+        """Whether some rows may select another depth than their trough."""
+        return isinstance(self.shifts, Tensor) or self.shifts != 0
 
-    Raises:
-        ValueError: ``0 < p < 1`` without draws.
-    """
-    if p == 1:
-        return depths
-    if p == 0:
-        return torch.zeros_like(depths)
-    if draws is None:
-        raise ValueError("mixing with 0 < p < 1 needs one draw a row")
-    return torch.where(draws < p, depths, torch.zeros_like(depths))
+    def __getitem__(self, rows: slice) -> "RowRules":
+        """The rules of some of the rows."""
+
+        def some(value: Any) -> Any:
+            return value[rows] if isinstance(value, Tensor) else value
+
+        return replace(self, limits=some(self.limits), shifts=some(self.shifts), thresholds=some(self.thresholds))
+
+    def limits_of(self, like: Tensor) -> Tensor:
+        """`limits` as a tensor ``[B]`` int64 beside ``like`` ``[B]``."""
+        return torch.as_tensor(self.limits, device=like.device).expand(like.shape).long()
+
+    def held(self, final_entropies: Tensor) -> Tensor:
+        """``[B]`` bool: rows that their final entropies keep at the final layer (a NaN keeps none)."""
+        thresholds = torch.as_tensor(self.thresholds, device=final_entropies.device)
+        return (thresholds > 0) & (final_entropies <= thresholds)
+
+    def settle(self, troughs: Tensor, final_entropies: Tensor) -> Tensor:
+        """From troughs to the depths that are selected, ``[B]`` int64: shifts, thresholds, and rows that are kept."""
+        depths = troughs
+        if self.shifts_rows:
+            depths = (depths + self.shifts).clamp(0, self.candidates - 1)
+        if self.holds_rows:
+            depths = torch.where(self.held(final_entropies), 0, depths)
+        return torch.where(self.limits < 0, 0, depths) if isinstance(self.limits, Tensor) else depths
 
 
 def hashed_draws(rows: Tensor, *keys: int) -> Tensor:

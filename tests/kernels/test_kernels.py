@@ -20,6 +20,7 @@ from confident_decoding.kernels import twins
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Rule
 from confident_decoding.model_head import RmsNorm
 from confident_decoding.scan import select
+from confident_decoding.selection import RowRules
 
 GPU = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if GPU else "cpu")
@@ -239,7 +240,7 @@ def entropies_as_statistics(entropies, shards):
     return torch.stack([torch.zeros_like(h), torch.ones_like(h), math.log(shards) - h], -1).expand(shards, -1, -1)
 
 
-def course(ops, matrix, rule, limits, rounds_ahead, shards, capacity=400):
+def course(ops, matrix, rule, rounds_ahead, shards, capacity=400):
     """Run the decisions of all rounds over entropies ``[n, B]``; kept candidates are told by their logits."""
     n, batch = matrix.shape
     entropies = torch.full((n, batch), math.nan, device=DEVICE)
@@ -263,7 +264,7 @@ def course(ops, matrix, rule, limits, rounds_ahead, shards, capacity=400):
             h[number] = matrix[depth, row]
             logits[number] = torch.tensor([float(row), float(depth)])
         stats = entropies_as_statistics(h, shards).contiguous().to(DEVICE)
-        source = ops.decide(stats, stage, following, entropies, depths, rule, limits)
+        source = ops.decide(stats, stage, following, entropies, depths, rule)
         ops.keep(logits, source, stage, result)
         if following is None or int(following.work[0]) == 0:
             return depths, result, entropies, log
@@ -284,8 +285,9 @@ def test_decisions_are_the_scan(name, batch, shards, first, window, limited, min
     if batch > 2:
         matrix[0, 0], matrix[2, 1], matrix[1, 2] = math.nan, math.nan, matrix[0, 2]
     limits = torch.randint(-1, window + 1, (batch,), generator=generator(2), dtype=torch.int32).to(DEVICE)
-    rule = Rule(window, min_entropy, 0, n, 20)
-    depths, kept, seen, log = course(operations(name), matrix, rule, limits if limited else None, first, shards)
+    thresholds = torch.full((batch,), min_entropy, device=DEVICE) if limited else min_entropy
+    rule = Rule(window, 20, RowRules(n, limits if limited else window, 0, thresholds))
+    depths, kept, seen, log = course(operations(name), matrix, rule, first, shards)
     for row in range(batch):
         limit = max(0, int(limits[row])) if limited else window
         h = [float(x) for x in matrix[:, row]]
@@ -302,8 +304,8 @@ def test_decisions_are_the_scan(name, batch, shards, first, window, limited, min
 def test_decisions_equal_the_twin_round_by_round(first):
     matrix = torch.rand(12, 200, generator=generator(5)).sort(0, descending=True)[0]
     matrix[:, ::3] = torch.rand(12, 67, generator=generator(6))
-    rule = Rule(11, 0.0, 0, 12, 50)
-    found, expected = (course(ops, matrix, rule, None, first, 1, 2400) for ops in (triton_operations, twins))
+    rule = Rule(11, 50, RowRules(12, 11))
+    found, expected = (course(ops, matrix, rule, first, 1, 2400) for ops in (triton_operations, twins))
     assert found[3] == expected[3]
     assert len(found[3]) > 3
     assert torch.equal(found[0], expected[0])
@@ -317,9 +319,11 @@ def test_shifts(name, shift, limited, batch):
     troughs = torch.randint(0, 6, (batch,), generator=generator()).to(DEVICE)
     entropies = torch.rand(8, batch, generator=generator(1)).to(DEVICE)
     limits = torch.randint(-1, 2, (batch,), generator=generator(2), dtype=torch.int32).to(DEVICE) if limited else None
-    rule = Rule(7, 0.3, shift, 7, 20)
+    # Each row its own values, or one for all.
+    own = torch.full((batch,), shift, dtype=torch.int32, device=DEVICE) if limited else shift
+    rule = Rule(7, 20, RowRules(7, limits if limited else 7, own, 0.3))
     (moved,) = Candidates.empty(1, batch, batch, DEVICE)
-    depths = operations(name).relocate(troughs, entropies, moved, rule, limits)
+    depths = operations(name).relocate(troughs, entropies, moved, rule)
     expected = [
         0 if entropies[0, row] <= 0.3 or (limited and limits[row] < 0) else min(max(int(troughs[row]) + shift, 0), 6)
         for row in range(batch)
@@ -357,7 +361,7 @@ def test_whole_scans_with_kernels_equal_those_with_twins(keys, rows_per_read, p,
         packed = model.packed(66, plan.depths)
         monkeypatch.setattr(device_scan, "operations", lambda device, ops=ops: ops)
         draws = torch.rand(66, dtype=torch.float64, generator=generator(3)).to(DEVICE)
-        results.append(select(packed, plan, model.head, draws))
+        results.append(select(packed, plan, model.head, RowRules.of(plan, draws)))
     found, expected = results
     if found.entropies is None:
         assert len(plan.depths) == 1

@@ -15,7 +15,7 @@ from confident_decoding.hf.parts import num_layers
 from confident_decoding.hf.steer import Step
 from confident_decoding.kernels import statistics_of_finished
 from confident_decoding.model_head import ModelHead, Selection
-from confident_decoding.selection import hashed_draws
+from confident_decoding.selection import RowRules, hashed_draws
 
 logger = logging.getLogger("confident_decoding.hf")
 
@@ -139,7 +139,7 @@ class _Selector:
         draws = None
         if 0 < plan.p < 1:
             draws = hashed_draws(torch.arange(len(packed), device=packed.device), self._seed, number)
-        selection = scan.select(packed, plan, head, draws, with_final_entropies=due)
+        selection = scan.select(packed, plan, head, RowRules.of(plan, draws), with_final_entropies=due)
         self.depths.append(selection.depths)
         if interval:
             self._report(selection, number, due)

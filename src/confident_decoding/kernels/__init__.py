@@ -38,12 +38,9 @@ class Operations(Protocol):
         entropies: Tensor,
         depths: Tensor,
         rule: Rule,
-        limits: Tensor | None,
     ) -> Tensor: ...
 
-    def relocate(
-        self, troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule, limits: Tensor | None
-    ) -> Tensor: ...
+    def relocate(self, troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) -> Tensor: ...
 
     def keep(self, logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> None: ...
 

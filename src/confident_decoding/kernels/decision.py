@@ -61,10 +61,20 @@ def _record(
 
 
 @triton.jit
-def _settle(trough, final_entropy, own_limit, shift, candidates, min_entropy):
+def _own(values, shared, row, held, EACH: tl.constexpr):
+    """What each row has, or what all share."""
+    if EACH:
+        return tl.load(values + row, mask=held, other=0)
+    else:
+        return row * 0 + shared
+
+
+@triton.jit
+def _settle(trough, final_entropy, limit, shift, threshold, candidates):
+    """`RowRules.settle`."""
     depth = tl.minimum(tl.maximum(trough + shift, 0), candidates - 1)
-    depth = tl.where((min_entropy > 0) & (final_entropy <= min_entropy), 0, depth)
-    return tl.where(own_limit < 0, 0, depth)
+    depth = tl.where((threshold > 0) & (final_entropy <= threshold), 0, depth)
+    return tl.where(limit < 0, 0, depth)
 
 
 def _decide(
@@ -76,21 +86,26 @@ def _decide(
     entropies,
     depths,
     limits,
+    shifts,
+    thresholds,
     source,
     batch,
     capacity,
     first_ahead,
     shards,
     window,
+    limit,
     shift,
     candidates,
     per_read,
-    min_entropy,
+    threshold,
     SHARDS: tl.constexpr,
     PAIRS: tl.constexpr,
     FIRST_ROUND: tl.constexpr,
     FOLLOWED: tl.constexpr,
-    LIMITED: tl.constexpr,
+    OWN_LIMITS: tl.constexpr,
+    OWN_SHIFTS: tl.constexpr,
+    OWN_THRESHOLDS: tl.constexpr,
     SETTLES: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
@@ -102,9 +117,8 @@ def _decide(
     here = slot < m
     if not FIRST_ROUND:
         row = tl.load(rows + slot, mask=here, other=0)
-    limit = tl.full((BLOCK,), window, tl.int32)
-    if LIMITED:
-        limit = tl.minimum(tl.load(limits + row, mask=here, other=0), window)
+    own_limit = tl.minimum(_own(limits, limit, row, here, OWN_LIMITS), window)
+    own_threshold = _own(thresholds, threshold, row, here, OWN_THRESHOLDS)
     before = tl.full((BLOCK,), float("inf"), tl.float32)
     if not FIRST_ROUND:
         before = tl.load(entropies + (first - 1) * batch + row, mask=here & (first > 0), other=float("inf"))
@@ -114,23 +128,24 @@ def _decide(
     for a in range(ahead):
         h = tl.load(entropies + (first + a) * batch + row, mask=here, other=0.0)
         # Depth 0 is where every row begins, also one that stays there by its limit.
-        descends = (h < before) & (first + a <= tl.maximum(limit, 0))
+        descends = (h < before) & (first + a <= tl.maximum(own_limit, 0))
         goes_on = goes_on * descends.to(tl.int32)
         steps += goes_on
         if FIRST_ROUND:
             final = tl.where(a == 0, h, final)
-            goes_on = tl.where((a == 0) & (min_entropy > 0) & (h <= min_entropy), 0, goes_on)
+            goes_on = tl.where((a == 0) & (own_threshold > 0) & (h <= own_threshold), 0, goes_on)
         before = h
     trough = tl.maximum(first - 1 + steps, 0)
     kept = tl.where(steps > 0, (steps - 1) * m + slot, tl.where(first == 0, slot, -1))
     if SETTLES:
-        trough = _settle(trough, final, limit, shift, candidates, min_entropy)
+        own_shift = _own(shifts, shift, row, here, OWN_SHIFTS)
+        trough = _settle(trough, final, own_limit, own_shift, own_threshold, candidates)
         kept = trough * m + slot
     tl.store(depths + row, trough.to(tl.int64), mask=here)
     tl.store(source + slot, kept, mask=here)
     if FOLLOWED:
         first = first + ahead
-        goes_on = tl.where(here & (first <= limit), goes_on, 0)
+        goes_on = tl.where(here & (first <= own_limit), goes_on, 0)
         tl.store(next_rows + tl.cumsum(goes_on, 0) - 1, row, mask=goes_on > 0)
         left = tl.sum(goes_on, 0)
         remaining = window - first + 1
@@ -144,9 +159,16 @@ def _decide(
         tl.store(next_work + 3, left * ahead)
 
 
-_decide_kernel = Kernel(
-    _decide, ("batch", "capacity", "first_ahead", "shards", "window", "shift", "candidates", "per_read")
-)
+def _rows_arguments(rule: Rule, unused: Tensor) -> tuple[list[Tensor], tuple[int, int, float]]:
+    """Tensors of what each row has (``unused`` where all share it), and what all share (0 where each has its own)."""
+    values = rule.rows.limits, rule.rows.shifts, rule.rows.thresholds
+    limit, shift, threshold = (0 if isinstance(value, Tensor) else value for value in values)
+    tensors = [value if isinstance(value, Tensor) else unused for value in values]
+    return tensors, (int(limit), int(shift), float(threshold))
+
+
+_VARYING = ("batch", "capacity", "first_ahead", "shards", "window", "limit", "shift", "candidates", "per_read")
+_decide_kernel = Kernel(_decide, _VARYING)
 
 
 def decide(
@@ -156,7 +178,6 @@ def decide(
     entropies: Tensor,
     depths: Tensor,
     rule: Rule,
-    limits: Tensor | None,
 ) -> Tensor:
     """See `twins.decide`."""
     batch = len(depths)
@@ -164,6 +185,7 @@ def decide(
     ahead = candidates.ahead if isinstance(candidates, FirstCandidates) else 0
     rows, work = (candidates.rows, candidates.work) if isinstance(candidates, Candidates) else (source, source)
     shards = len(statistics)
+    owns, (limit, shift, threshold) = _rows_arguments(rule, source)
     _decide_kernel(
         (1,),
         statistics,
@@ -173,23 +195,26 @@ def decide(
         source if following is None else following.work,
         entropies,
         depths,
-        source if limits is None else limits,
+        *owns,
         source,
         batch,
         statistics.shape[1],
         ahead,
         shards,
         rule.window,
-        rule.shift,
-        rule.candidates,
+        limit,
+        shift,
+        rule.rows.candidates,
         rule.rows_per_read,
-        rule.min_entropy,
+        threshold,
         num_warps=2 if batch <= _FEW else 8,
         SHARDS=triton.next_power_of_2(shards),
         PAIRS=max(1, _ENTROPY_TILE // triton.next_power_of_2(shards)),
         FIRST_ROUND=isinstance(candidates, FirstCandidates),
         FOLLOWED=following is not None,
-        LIMITED=limits is not None,
+        OWN_LIMITS=isinstance(rule.rows.limits, Tensor),
+        OWN_SHIFTS=isinstance(rule.rows.shifts, Tensor),
+        OWN_THRESHOLDS=isinstance(rule.rows.thresholds, Tensor),
         SETTLES=ahead == len(entropies),
         BLOCK=_FEW if batch <= _FEW else _MANY,
     )
@@ -200,24 +225,30 @@ def _relocate(
     troughs,
     entropies,
     limits,
+    shifts,
+    thresholds,
     result,
     rows,
     work,
     batch,
+    limit,
     shift,
     candidates,
-    min_entropy,
-    LIMITED: tl.constexpr,
+    threshold,
+    OWN_LIMITS: tl.constexpr,
+    OWN_SHIFTS: tl.constexpr,
+    OWN_THRESHOLDS: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
     row = tl.arange(0, BLOCK)
     here = row < batch
     trough = tl.load(troughs + row, mask=here, other=0).to(tl.int32)
     final = tl.load(entropies + row, mask=here, other=0.0)
-    limit = tl.zeros((BLOCK,), tl.int32)
-    if LIMITED:
-        limit = tl.load(limits + row, mask=here, other=0)
-    depth = _settle(trough, final, limit, shift, candidates, min_entropy)
+    own_limit = _own(limits, limit, row, here, OWN_LIMITS)
+    own_shift = _own(shifts, shift, row, here, OWN_SHIFTS)
+    depth = _settle(
+        trough, final, own_limit, own_shift, _own(thresholds, threshold, row, here, OWN_THRESHOLDS), candidates
+    )
     moved = (here & (depth != trough)).to(tl.int32)
     tl.store(result + row, depth.to(tl.int64), mask=here)
     tl.store(rows + tl.cumsum(moved, 0) - 1, row, mask=moved > 0)
@@ -228,26 +259,30 @@ def _relocate(
     tl.store(work + 3, total)
 
 
-_relocate_kernel = Kernel(_relocate, ("batch", "shift", "candidates"))
+_relocate_kernel = Kernel(_relocate, ("batch", "limit", "shift", "candidates"))
 
 
-def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule, limits: Tensor | None) -> Tensor:
+def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) -> Tensor:
     """See `twins.relocate`."""
     batch, result = len(troughs), torch.empty_like(troughs)
+    owns, (limit, shift, threshold) = _rows_arguments(rule, troughs)
     _relocate_kernel(
         (1,),
         troughs,
         entropies,
-        troughs if limits is None else limits,
+        *owns,
         result,
         moved.rows,
         moved.work,
         batch,
-        rule.shift,
-        rule.candidates,
-        rule.min_entropy,
+        limit,
+        shift,
+        rule.rows.candidates,
+        threshold,
         num_warps=2 if batch <= _FEW else 8,
-        LIMITED=limits is not None,
+        OWN_LIMITS=isinstance(rule.rows.limits, Tensor),
+        OWN_SHIFTS=isinstance(rule.rows.shifts, Tensor),
+        OWN_THRESHOLDS=isinstance(rule.rows.thresholds, Tensor),
         BLOCK=_FEW if batch <= _FEW else _MANY,
     )
     return result

@@ -86,7 +86,6 @@ def decide(
     entropies: Tensor,
     depths: Tensor,
     rule: Rule,
-    limits: Tensor | None,
 ) -> Tensor:
     """Advance the scan of a round's rows through its candidates.
 
@@ -96,10 +95,8 @@ def decide(
         following: Filled with the rows whose scan goes on and the depths that come next; None = no round follows.
         entropies: ``[n, B]`` fp32; those of the candidates are written, those before them are read.
         depths: ``[B]`` int64; the trough so far of the round's rows is written. A first round of all n depths
-            applies the rule's shift as well.
+            settles them (`RowRules.settle`).
         rule: What ends a scan.
-        limits: ``[B]`` int32, each row's own window (at most the rule's), -1 = the final layer, whatever the
-            rule's shift; or None.
 
     Returns:
         ``[B]`` int32: for the i-th row of the round, the candidate whose logits it now keeps, or -1 if none of
@@ -110,7 +107,7 @@ def decide(
     rows = _row_numbers(candidates, len(depths), device)
     slot = torch.arange(len(depths), device=device)
     here = slot < m
-    window = torch.full_like(rows, rule.window) if limits is None else limits[rows].clamp(max=rule.window).long()
+    window = rule.rows.limits_of(depths)[rows].clamp(max=rule.window)
     found = entropy.combine_statistics(statistics)
     before = torch.where(first > 0, entropies[(first - 1).clamp(min=0), rows], torch.inf)
     steps, goes_on = torch.zeros_like(rows), here
@@ -120,13 +117,13 @@ def decide(
         entropies[depth, rows] = torch.where(looked, h, entropies[depth, rows])
         goes_on = goes_on & (~looked | ((h < before) & (first + a <= window)))
         steps += looked & goes_on
-        if isinstance(candidates, FirstCandidates) and a == 0 and rule.min_entropy > 0:
-            goes_on = goes_on & ~(h <= rule.min_entropy)
+        if isinstance(candidates, FirstCandidates) and a == 0:
+            goes_on = goes_on & ~rule.rows.held(h)
         before = torch.where(looked, h, before)
     trough = (first - 1 + steps).clamp(min=0)
     source = torch.where(steps > 0, (steps - 1) * m + slot, torch.where(first == 0, slot, -1))
     if isinstance(candidates, FirstCandidates) and candidates.ahead == len(entropies):
-        trough = _settle(trough, entropies[0], rule, limits)
+        trough = rule.rows.settle(trough, entropies[0])
         source = trough * m + slot
     depths[rows] = torch.where(here, trough, depths[rows])
     if following is not None:
@@ -136,17 +133,16 @@ def decide(
     return source.to(torch.int32)
 
 
-def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule, limits: Tensor | None) -> Tensor:
-    """Depths ``[B]`` int64 after the rule's shift; ``moved`` lists the rows for which that is not the trough.
+def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) -> Tensor:
+    """Settled depths ``[B]`` int64; ``moved`` lists the rows for which that is not the trough.
 
     Args:
         troughs: ``[B]`` int64, whose logits are kept so far.
         entropies: ``[n, B]``.
         moved: Filled; one candidate a row.
-        rule: Its shift and threshold.
-        limits: As for `decide`.
+        rule: Of the rows.
     """
-    depths = _settle(troughs, entropies[0], rule, limits)
+    depths = rule.rows.settle(troughs, entropies[0])
     _compact(moved, torch.arange(len(depths), device=depths.device), depths != troughs)
     moved.work[FIRST] = 0
     moved.work[AHEAD] = 1
@@ -183,13 +179,6 @@ def _row_numbers(candidates: Round, batch: int, device: torch.device) -> Tensor:
     taken = torch.zeros_like(number).scatter_add_(0, rows, listed.long()) > 0
     others = torch.argsort(taken, stable=True)  # those that the round does not list come first
     return torch.where(listed, rows, others[(number - m).clamp(min=0)])
-
-
-def _settle(troughs: Tensor, final_entropies: Tensor, rule: Rule, limits: Tensor | None) -> Tensor:
-    depths = (troughs + rule.shift).clamp(0, rule.candidates - 1)
-    if rule.min_entropy > 0:
-        depths = torch.where(final_entropies <= rule.min_entropy, 0, depths)
-    return depths if limits is None else torch.where(limits < 0, 0, depths)
 
 
 def _compact(candidates: Candidates, rows: Tensor, chosen: Tensor) -> None:

@@ -5,6 +5,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from confident_decoding.selection import RowRules
+
 ROWS, FIRST, AHEAD, TOTAL = range(4)
 """Places in `Candidates.work`."""
 
@@ -64,18 +66,14 @@ Round = FirstCandidates | Candidates
 
 @dataclass(frozen=True)
 class Rule:
-    """What ends a row's scan.
+    """What ends the scan of a call's rows.
 
     Attributes:
-        window: Deepest depth that the scan may reach.
-        min_entropy: Rows at or under it (nats, final layer) stay there; 0 = none.
-        shift: Added to the trough, then clamped to ``[0, candidates - 1]``.
-        candidates: L.
+        window: Deepest depth that any row's scan may reach.
         rows_per_read: For the following round (`planner.look_ahead`).
+        rows: What each row may do.
     """
 
     window: int
-    min_entropy: float
-    shift: int
-    candidates: int
     rows_per_read: int
+    rows: RowRules

@@ -22,7 +22,7 @@ from confident_decoding.model_head import ModelHead, RmsNorm, Selection
 from confident_decoding.plugin.rows import Rows
 from confident_decoding.plugin.vocabulary import AfterLogits, plain_weight, statistics
 from confident_decoding.replay import ReplayedScans
-from confident_decoding.selection import hashed_draws
+from confident_decoding.selection import RowRules, hashed_draws
 
 logger = logging.getLogger("vllm.confident_decoding")
 COUNTERS = "confident_decoding_counters"
@@ -93,7 +93,7 @@ class SelectingHead:
         return self._select(
             hidden_states,
             self.rows,
-            lambda draws, due: scan.select(hidden_states, self._plan, model_head, draws, due, replays),
+            lambda rules, due: scan.select(hidden_states, self._plan, model_head, rules, due, replays),
         )
 
     def _model_head(self, lm_head: Any, packed: Tensor, bias: Tensor | None) -> ModelHead:
@@ -117,10 +117,8 @@ class SelectingHead:
         self._warm = True
         for rows in planner.warm_up_sizes(len(self._plan.depths), model_head.rows_per_read):
             some = packed[:1].repeat(rows, 1)
-            draws = (
-                torch.full((rows,), 0.5, dtype=torch.float64, device=packed.device) if 0 < self._plan.p < 1 else None
-            )
-            scan.select(some, self._plan, model_head, draws, with_final_entropies=True)
+            rules = RowRules.of(self._plan, self._draws(some))
+            scan.select(some, self._plan, model_head, rules, with_final_entropies=True)
         if self._graphs and packed.dtype.itemsize == 2:
             self._replays = scan.replayed(self._plan, model_head, len(packed), packed.shape[1], packed.dtype)
 
@@ -136,15 +134,15 @@ class SelectingHead:
         """Logits ``[B, V]`` of the selected layers, from finished logits of ``[B, H]`` rows."""
         model_head = ModelHead(self._final_state, logits_of, statistics_of_finished, self._processor.org_vocab_size)
         return self._select(
-            packed, rows, lambda draws, due: select_depthwise(packed, self._plan, model_head, draws, due)
+            packed, rows, lambda rules, due: select_depthwise(packed, self._plan, model_head, rules, due)
         )
 
-    def _select(self, packed: Tensor, rows: Rows | None, choose: Callable[[Tensor | None, bool], Selection]) -> Tensor:
+    def _select(self, packed: Tensor, rows: Rows | None, choose: Callable[[RowRules, bool], Selection]) -> Tensor:
         """Draw, choose, count and log; returns the chosen logits."""
         # Whether a step is logged must not depend on the rank: the entropies are gathered.
         step = self._step + 1 if rows == "sampled" and len(packed) else 0
         due = bool(step and self._log_interval and step % self._log_interval == 0)
-        selection = choose(self._draws(packed), due)
+        selection = choose(RowRules.of(self._plan, self._draws(packed)), due)
         if step:
             self._step, self.serving = step, True
         if self._log_interval and self._reports and rows in ("sampled", "prompt"):
