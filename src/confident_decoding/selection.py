@@ -91,22 +91,26 @@ class RowRules:
         return torch.where(self.limits < 0, 0, depths) if isinstance(self.limits, Tensor) else depths
 
 
-def hashed_draws(rows: Tensor, *keys: int) -> Tensor:
+def hashed_draws(rows: Tensor, *keys: int | Tensor) -> Tensor:
     """Uniform draws that depend on nothing but their keys: equal on every rank, no generator.
 
     Chained splitmix64 finalisers (Steele, Lea, Flood 2014) over the keys, then over ``rows``.
 
     Args:
         rows: ``[B]`` int64, what tells the draws of one call apart.
-        keys: Whole numbers that tell calls apart, such as a seed and a call counter.
+        keys: Whole numbers that tell calls apart, such as a seed and a call counter; and then ``[B]`` int64, one a row.
 
     Returns:
         ``[B]`` float64 in ``[0, 1)``, multiples of 2**-53.
     """
+    whole = [key & _MASK64 for key in keys if not isinstance(key, Tensor)]
     state = _GOLDEN
-    for key in keys:
-        state = _finalise(state ^ (key & _MASK64))
-    bits = _finalise_tensor(rows ^ _signed(state))
+    for key in whole:
+        state = _finalise(state ^ key)
+    own = [key for key in keys if isinstance(key, Tensor)]
+    bits = torch.full_like(rows, _signed(state))
+    for values in (*own, rows):
+        bits = _finalise_tensor(values ^ bits)
     return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
 
 

@@ -96,6 +96,17 @@ def pooled(llm, prompts):
     ]
 
 
+def refusal(llm, prompt, sampling):
+    """The ValueError of one request, or None if it is served."""
+    from vllm import SamplingParams
+
+    try:
+        llm.generate([{"prompt_token_ids": prompt}], SamplingParams(**sampling), use_tqdm=False)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def run(job, lines):
     from vllm import LLM, SamplingParams
 
@@ -131,6 +142,7 @@ def run(job, lines):
                     "prompt_logprobs": [plain(o.prompt_logprobs) for o in outputs],
                 }
             )
+        result["refusals"] = [refusal(llm, call["prompts"][0], sampling) for sampling in job.get("refused", ())]
     except Exception as error:
         if not job.get("may_fail"):
             raise

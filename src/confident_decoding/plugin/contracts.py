@@ -37,11 +37,40 @@ LOADER = Contract(
 )
 FRONT_END = Contract("vllm.v1.engine.input_processor", "InputProcessor.__init__", ("vllm_config",))
 HEAD = Contract(_LP, "LogitsProcessor._apply_head", ("lm_head", "hidden_states", "embedding_bias"))
+REQUESTS = Contract(
+    "vllm.v1.engine.input_processor", "InputProcessor.process_inputs", ("request_id", "prompt", "params")
+)
+_V1, _V2 = "vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"
+RUNNERS = (
+    Contract(_V1, "GPUModelRunner.execute_model", ("scheduler_output",)),
+    Contract(_V2, "GPUModelRunner.execute_model", ("scheduler_output",)),
+    Contract(_V2, "GPUModelRunner.sample", ("hidden_states", "input_batch"), mentions=("compute_logits",)),
+)
 
 CONTRACTS: tuple[Contract, ...] = (
     LOADER,
     FRONT_END,
     HEAD,
+    REQUESTS,
+    *RUNNERS,
+    # What tells which rows belong to which request (runner.py, request_rows.py).
+    Contract(_V1, "GPUModelRunner", attributes=("input_batch",)),
+    Contract("vllm.v1.worker.gpu.input_batch", "InputBatch", attributes=("req_ids", "cu_num_logits_np")),
+    Contract(
+        "vllm.v1.core.sched.output",
+        "SchedulerOutput",
+        attributes=(
+            "scheduled_new_reqs",
+            "scheduled_cached_reqs",
+            "num_scheduled_tokens",
+            "scheduled_spec_decode_tokens",
+            "finished_req_ids",
+        ),
+    ),
+    Contract("vllm.v1.core.sched.output", "CachedRequestData", attributes=("req_ids", "num_computed_tokens")),
+    Contract(
+        "vllm.v1.core.sched.output", "NewRequestData", attributes=("req_id", "sampling_params", "num_computed_tokens")
+    ),
     Contract(_LP, "LogitsProcessor", attributes=("scale", "soft_cap", "org_vocab_size", "logits_as_input")),
     Contract(_LP, "LogitsProcessor.forward", ("lm_head", "hidden_states"), mentions=("soft_cap", "scale")),
     Contract(
@@ -67,11 +96,9 @@ CONTRACTS: tuple[Contract, ...] = (
     Contract("vllm.config.model", "ModelConfig.get_hidden_size", ()),
     Contract("vllm.v1.kv_cache_interface", "AttentionSpec"),
     Contract("vllm.config.model", "ModelConfig.get_total_num_hidden_layers", ()),
-    Contract("vllm.v1.worker.gpu_model_runner", "GPUModelRunner._dummy_sampler_run", mentions=("compute_logits",)),
-    Contract(
-        "vllm.v1.worker.gpu_model_runner", "GPUModelRunner._get_prompt_logprobs_dict", mentions=("compute_logits",)
-    ),
-    Contract("vllm.v1.worker.gpu.model_runner", "GPUModelRunner._dummy_sampler_run", mentions=("compute_logits",)),
+    Contract(_V1, "GPUModelRunner._dummy_sampler_run", mentions=("compute_logits",)),
+    Contract(_V1, "GPUModelRunner._get_prompt_logprobs_dict", mentions=("compute_logits",)),
+    Contract(_V2, "GPUModelRunner._dummy_sampler_run", mentions=("compute_logits",)),
     # The names that tell prompt rows and warm-up rows apart (rows.py).
     Contract(
         "vllm.v1.worker.gpu.sample.prompt_logprob", "PromptLogprobsWorker.compute_prompt_logprobs", ("logits_fn",)

@@ -1,4 +1,5 @@
-"""The front-end hook: a bad configuration stops the start in process 0, before weights are loaded.
+"""The front-end hook: a bad configuration stops the start in process 0, before weights are loaded, and a bad request
+is refused before it is scheduled.
 
 vLLM builds one ``InputProcessor`` in its front-end process before it starts the engine core
 (``v1/engine/async_llm.py``, ``v1/engine/llm_engine.py``).
@@ -10,19 +11,21 @@ from types import ModuleType
 from typing import Any
 
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
-from confident_decoding.plugin import compat, contracts
+from confident_decoding.plugin import compat, contracts, runner
+from confident_decoding.plugin.request_settings import PREFIX, request_settings
 
 _MARK = "_confident_decoding_wrapped"
 
 
 def wrap_input_processor(module: ModuleType) -> None:
-    """Make ``InputProcessor`` validate our settings first; idempotent.
+    """Make ``InputProcessor`` validate the server's settings first, and each request's; idempotent.
 
     Raises:
         RuntimeError: The class is not what we know.
     """
-    if problem := contracts.check_live(contracts.FRONT_END, module):
-        raise RuntimeError(problem)
+    for contract in (contracts.FRONT_END, contracts.REQUESTS):
+        if problem := contracts.check_live(contract, module):
+            raise RuntimeError(problem)
     processor = module.InputProcessor
     original = processor.__init__
     if getattr(original, _MARK, False):
@@ -30,11 +33,43 @@ def wrap_input_processor(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        validate(vllm_config)
+        self._confident_decoding = validate(vllm_config)
         original(self, vllm_config, *args, **kwargs)
+
+    process = processor.process_inputs
+
+    @functools.wraps(process)
+    def process_inputs(self: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
+        if self._confident_decoding is not None:
+            validate_request(params, self.vllm_config, *self._confident_decoding)
+        return process(self, request_id, prompt, params, *args, **kwargs)
 
     setattr(__init__, _MARK, True)
     processor.__init__ = __init__
+    processor.process_inputs = process_inputs
+
+
+def validate_request(params: Any, vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan) -> None:
+    """Check a request's own settings before it is scheduled.
+
+    Raises:
+        ValueError: They are not valid, or cannot be had here. The server answers with a 400.
+    """
+    settings = request_settings(getattr(params, "extra_args", None), plan, config.select_method)
+    if settings is None:
+        return
+    parallel = vllm_config.parallel_config
+    if parallel.pipeline_parallel_size > 1:
+        why = "Confident Decoding is not active on this server (pipeline parallelism)"
+    elif getattr(parallel, "enable_batch_sharded_sampling", None):
+        why = "with enable_batch_sharded_sampling, rows are sampled in another order than requests have"
+    elif getattr(params, "prompt_logprobs", None) is not None:
+        why = "prompt_logprobs are of the server's settings, and cannot be combined with a request's own"
+    elif problem := runner.problem():
+        why = f"this vLLM's model runner cannot tell requests apart ({problem})"
+    else:
+        return
+    raise ValueError(f"confident-decoding: a request cannot have {PREFIX}* arguments here: {why}.")
 
 
 def validate(vllm_config: Any) -> tuple[ConfidentDecodingConfig, SelectionPlan] | None:

@@ -8,6 +8,7 @@ stock code around it then gathers, trims, caps and scales as ever
 import logging
 from collections import deque
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -19,6 +20,7 @@ from confident_decoding.config import SelectionPlan
 from confident_decoding.depthwise import select_depthwise
 from confident_decoding.kernels import statistics_of_finished
 from confident_decoding.model_head import ModelHead, RmsNorm, Selection
+from confident_decoding.plugin.request_rows import RequestRows
 from confident_decoding.plugin.rows import Rows
 from confident_decoding.plugin.vocabulary import AfterLogits, plain_weight, statistics
 from confident_decoding.replay import ReplayedScans
@@ -26,6 +28,8 @@ from confident_decoding.selection import RowRules, hashed_draws
 
 logger = logging.getLogger("vllm.confident_decoding")
 COUNTERS = "confident_decoding_counters"
+Choose = Callable[[SelectionPlan, RowRules, bool], Selection]
+"""``(plan, rules, with final entropies)`` to what was chosen."""
 
 
 class SelectingHead:
@@ -69,6 +73,7 @@ class SelectingHead:
         self._hidden, self._plan, self._seed = hidden, plan, seed
         self._select_method, self._log_interval, self._reports = select_method, log_interval, reports
         self._calls = self._step = 0
+        self.requests = RequestRows(plan, select_method, seed)
         self._warm = False
         self._pending: deque[stats.PendingSnapshot] = deque()
         self.rows: Rows | None = None
@@ -93,7 +98,7 @@ class SelectingHead:
         return self._select(
             hidden_states,
             self.rows,
-            lambda rules, due: scan.select(hidden_states, self._plan, model_head, rules, due, replays),
+            lambda plan, rules, due: scan.select(hidden_states, plan, model_head, rules, due, replays),
         )
 
     def _model_head(self, lm_head: Any, packed: Tensor, bias: Tensor | None) -> ModelHead:
@@ -117,8 +122,11 @@ class SelectingHead:
         self._warm = True
         for rows in planner.warm_up_sizes(len(self._plan.depths), model_head.rows_per_read):
             some = packed[:1].repeat(rows, 1)
-            rules = RowRules.of(self._plan, self._draws(some))
-            scan.select(some, self._plan, model_head, rules, with_final_entropies=True)
+            limits = torch.zeros(rows, dtype=torch.int32, device=packed.device)
+            limited = RowRules(self._plan.candidates, limits, self._plan.shift, self._plan.min_entropy)
+            of_requests = RowRules(self._plan.candidates, limits, limits, limits.float())
+            for rules in (RowRules.of(replace(self._plan, p=1.0)), limited, of_requests):
+                scan.select(some, self._plan, model_head, rules, with_final_entropies=True)
         if self._graphs and packed.dtype.itemsize == 2:
             self._replays = scan.replayed(self._plan, model_head, len(packed), packed.shape[1], packed.dtype)
 
@@ -134,15 +142,20 @@ class SelectingHead:
         """Logits ``[B, V]`` of the selected layers, from finished logits of ``[B, H]`` rows."""
         model_head = ModelHead(self._final_state, logits_of, statistics_of_finished, self._processor.org_vocab_size)
         return self._select(
-            packed, rows, lambda rules, due: select_depthwise(packed, self._plan, model_head, rules, due)
+            packed, rows, lambda plan, rules, due: select_depthwise(packed, plan, model_head, rules, due)
         )
 
-    def _select(self, packed: Tensor, rows: Rows | None, choose: Callable[[RowRules, bool], Selection]) -> Tensor:
+    def _select(self, packed: Tensor, rows: Rows | None, choose: Choose) -> Tensor:
         """Draw, choose, count and log; returns the chosen logits."""
         # Whether a step is logged must not depend on the rank: the entropies are gathered.
         step = self._step + 1 if rows == "sampled" and len(packed) else 0
         due = bool(step and self._log_interval and step % self._log_interval == 0)
-        selection = choose(RowRules.of(self._plan, self._draws(packed)), due)
+        rules = self.requests.rules(len(packed), packed.device) if rows == "sampled" and len(packed) else None
+        if rules is not None:
+            # Which rows stay at the final layer is in the rules, also on a server whose p is 0.
+            selection = choose(replace(self._plan, p=1.0), rules, due)
+        else:
+            selection = choose(self._plan, RowRules.of(self._plan, self._draws(packed)), due)
         if step:
             self._step, self.serving = step, True
         if self._log_interval and self._reports and rows in ("sampled", "prompt"):

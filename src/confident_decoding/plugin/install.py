@@ -8,6 +8,7 @@ from torch import nn
 import confident_decoding
 from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
+from confident_decoding.plugin import runner
 from confident_decoding.plugin.anatomy import dissect, logits_processor
 from confident_decoding.plugin.capture import capturing_module, switch_on_capture
 from confident_decoding.plugin.compat import version_problem
@@ -58,6 +59,7 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     processor.register_buffer(COUNTERS, stats.new_counters(device), persistent=False)
     # Only LoRA puts another processor in its place, after loading.
     processor_of = logits_processor if vllm_config.lora_config is not None else lambda _: processor
+    setattr(model, runner.ATTRIBUTE, head.requests)
     swap_class(model, len(plan.depths) - 1, head, processor_of)
     if reports:
         _announce(vllm_config, config, plan, hidden)

@@ -1,0 +1,131 @@
+"""Which rows of a step belong to which request, and the rules that follow from the requests' settings."""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from confident_decoding.config import SelectionPlan
+from confident_decoding.plugin.request_settings import RequestSettings, request_settings
+from confident_decoding.selection import RowRules, hashed_draws
+
+Order = Callable[[], tuple[Sequence[str], Sequence[int]]]
+"""Request ids in the order of the rows to be sampled, and how many rows each has."""
+
+
+@dataclass(frozen=True)
+class _Request:
+    settings: RequestSettings
+    seed: int | None
+
+
+class RequestRows:
+    """Requests that differ from the server's settings, or whose seed matters.
+
+    Args:
+        plan: The server's.
+        select_method: The server's, as its operator wrote it.
+        seed: The engine's.
+    """
+
+    def __init__(self, plan: SelectionPlan, select_method: str, seed: int) -> None:
+        self._plan, self._select_method, self._seed = plan, select_method, seed
+        self._default = RequestSettings(plan.p, plan.window, plan.shift, plan.min_entropy)
+        self._requests: dict[str, _Request] = {}
+        self._step: Any = None
+        self._calls = 0
+        self.order: Order | None = None
+
+    def begin(self, scheduler_output: Any, order: Order | None) -> None:
+        """A step begins: requests arrive and leave.
+
+        Args:
+            scheduler_output: vLLM's ``SchedulerOutput``.
+            order: Of the rows to be sampled, asked for only where it matters.
+        """
+        self._step, self.order = scheduler_output, order
+        for request_id in scheduler_output.finished_req_ids:
+            self._requests.pop(request_id, None)
+        for new in scheduler_output.scheduled_new_reqs:
+            params = new.sampling_params
+            if params is None:
+                continue
+            settings = request_settings(params.extra_args, self._plan, self._select_method)
+            if settings is not None or (params.seed is not None and 0 < self._plan.p < 1):
+                self._requests[new.req_id] = _Request(settings or self._default, params.seed)
+
+    def rules(self, rows: int, device: torch.device) -> RowRules | None:
+        """Rules of the rows of this step's sampling call, or None if the server's apply to all.
+
+        Args:
+            rows: B.
+            device: Where the rules are wanted; nothing waits for it.
+
+        Raises:
+            RuntimeError: The step's requests do not add up to that many rows.
+        """
+        if not self._requests or self.order is None:
+            return None
+        ids, counts = self.order()
+        if not any(request_id in self._requests for request_id in ids):
+            return None
+        if sum(counts) != rows:
+            raise RuntimeError(
+                f"confident-decoding: {rows} rows are to be sampled, and the step's {len(ids)} requests have "
+                f"{sum(counts)}. Requests with settings of their own cannot be told apart; please report this."
+            )
+        default = _Request(self._default, None)
+        requests = [self._requests.get(request_id, default) for request_id in ids]
+        repeats = torch.tensor(counts)
+
+        def each(values: list[Any], dtype: torch.dtype) -> Tensor:
+            return torch.tensor(values, dtype=dtype).repeat_interleave(repeats)
+
+        settings = [request.settings for request in requests]
+        limits = each([one.limit for one in settings], torch.int32)
+        p = each([one.p for one in settings], torch.float64)
+        if bool((p < 1).any()):
+            limits = torch.where(self._draws(ids, counts, requests, each) < p, limits, -1)
+        rules = RowRules(self._plan.candidates, _sent(limits, device), self._plan.shift, self._plan.min_entropy)
+        if all((one.shift, one.threshold) == (self._plan.shift, self._plan.min_entropy) for one in settings):
+            return rules
+        # Both or none, so that kernels have few forms.
+        shifts = each([one.shift for one in settings], torch.int32)
+        thresholds = each([one.threshold for one in settings], torch.float32)
+        return RowRules(self._plan.candidates, rules.limits, _sent(shifts, device), _sent(thresholds, device))
+
+    def _draws(
+        self,
+        ids: Sequence[str],
+        counts: Sequence[int],
+        requests: list[_Request],
+        each: Callable[[list[Any], torch.dtype], Tensor],
+    ) -> Tensor:
+        """One draw a row ``[B]`` float64: of the request's seed and the position, or of the engine's and the call."""
+        self._calls += 1
+        computed = {new.req_id: new.num_computed_tokens for new in self._step.scheduled_new_reqs}
+        cached = self._step.scheduled_cached_reqs
+        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
+        positions = torch.tensor(
+            [
+                computed[request_id] + self._step.num_scheduled_tokens[request_id] - count + place
+                for request_id, count in zip(ids, counts, strict=True)
+                for place in range(count)
+            ]
+        )
+        by_call = hashed_draws(torch.arange(len(positions)), self._seed, self._calls)
+        seeded = each([request.seed is not None for request in requests], torch.bool)
+        seeds = each([_as_int64(request.seed or 0) for request in requests], torch.int64)
+        return torch.where(seeded, hashed_draws(positions, seeds), by_call)
+
+
+def _as_int64(value: int) -> int:
+    value &= (1 << 64) - 1
+    return value - (1 << 64) if value >> 63 else value
+
+
+def _sent(values: Tensor, device: torch.device) -> Tensor:
+    """On its way to the device; the host does not wait."""
+    return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

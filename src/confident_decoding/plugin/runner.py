@@ -1,0 +1,87 @@
+"""The runner hooks: both model runners tell which rows of a step belong to which request.
+
+Only requests with settings of their own need this (`request_rows`). Where a runner is not what we know, those
+requests are refused by the front end, and all others are served.
+"""
+
+import functools
+import importlib
+from collections.abc import Callable, Sequence
+from types import ModuleType
+from typing import Any
+
+from confident_decoding.plugin import contracts
+from confident_decoding.plugin.request_rows import RequestRows
+
+ATTRIBUTE = "confident_decoding_rows"
+"""Where a model instance of ours keeps its `RequestRows`."""
+_MARK = "_confident_decoding_wrapped"
+
+
+def problem() -> str | None:
+    """Why requests cannot have settings of their own with this vLLM, or None."""
+    for contract in contracts.RUNNERS:
+        if found := contracts.check_live(contract, importlib.import_module(contract.module)):
+            return found
+    return None
+
+
+def wrap_runner(module: ModuleType) -> None:
+    """Wrap the ``GPUModelRunner`` of one of the two modules that have one; idempotent.
+
+    Raises:
+        RuntimeError: It is not what we know.
+    """
+    for contract in contracts.RUNNERS:
+        if contract.module == module.__name__ and (found := contracts.check_live(contract, module)):
+            raise RuntimeError(found)
+    runner = module.GPUModelRunner
+    second = hasattr(runner, "sample")
+    _wrap(runner, "execute_model", _begin_second if second else _begin_first)
+    if second:
+        _wrap(runner, "sample", _sample)
+
+
+def _wrap(cls: Any, name: str, before: Callable[..., None]) -> None:
+    original = getattr(cls, name)
+    if getattr(original, _MARK, False):
+        return
+
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> Any:
+        rows = _rows_of(self)
+        if rows is not None:
+            before(self, rows, *args, **kwargs)
+        return original(self, *args, **kwargs)
+
+    setattr(method, _MARK, True)
+    setattr(cls, name, method)
+
+
+def _rows_of(runner: Any) -> RequestRows | None:
+    model = getattr(runner, "model", None)
+    return None if model is None else getattr(runner.get_model(), ATTRIBUTE, None)
+
+
+def _begin_first(runner: Any, rows: RequestRows, scheduler_output: Any, *_: Any, **__: Any) -> None:
+    """V1: rows are in the order of the runner's persistent batch, which is settled by the time it samples."""
+
+    def order() -> tuple[Sequence[str], Sequence[int]]:
+        ids = runner.input_batch.req_ids
+        drafts = scheduler_output.scheduled_spec_decode_tokens
+        return ids, [1 + len(drafts.get(request_id, ())) for request_id in ids]
+
+    rows.begin(scheduler_output, order)
+
+
+def _begin_second(_: Any, rows: RequestRows, scheduler_output: Any, *__: Any, **___: Any) -> None:
+    """V2: the batch is known when it samples."""
+    rows.begin(scheduler_output, None)
+
+
+def _sample(_: Any, rows: RequestRows, __: Any, input_batch: Any, *___: Any, **____: Any) -> None:
+    def order() -> tuple[Sequence[str], Sequence[int]]:
+        cumulated = input_batch.cu_num_logits_np[: len(input_batch.req_ids) + 1]
+        return input_batch.req_ids, (cumulated[1:] - cumulated[:-1]).tolist()
+
+    rows.order = order
