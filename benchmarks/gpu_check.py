@@ -5,6 +5,7 @@ python -m benchmarks.gpu_check cache      off, on, other window, off, on: on one
 python -m benchmarks.gpu_check sync       no host synchronisation in a head call
 python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; pipeline parallel 2 stands aside
 python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
+python -m benchmarks.gpu_check requests   requests with settings of their own in one batch, V1 and V2 runners
 python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
 """
 
@@ -40,11 +41,11 @@ def child(spec):
     llm = LLM(**spec["engine"])
     if spec.get("sync"):
         llm.llm_engine.model_executor.collective_rpc(forbid_sync)
+    fixed = {"temperature": 0, "max_tokens": spec["tokens"], "ignore_eos": True, "detokenize": False}
+    own = spec["sampling"] if isinstance(spec["sampling"], list) else [spec["sampling"]] * len(spec["prompts"])
     outputs = llm.generate(
-        [{"prompt_token_ids": ids} for ids in spec.get("prompts", PROMPTS)],
-        SamplingParams(
-            temperature=0, max_tokens=spec["tokens"], ignore_eos=True, detokenize=False, **spec.get("sampling", {})
-        ),
+        [{"prompt_token_ids": ids} for ids in spec["prompts"]],
+        [SamplingParams(**fixed, **options) for options in own],
         use_tqdm=False,
     )
     return {
@@ -73,7 +74,7 @@ def forbid_sync(worker):
     processor._apply_head = checked
 
 
-def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, **options):
+def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompts=PROMPTS, **options):
     engine = {
         "model": model,
         "skip_tokenizer_init": True,
@@ -94,6 +95,7 @@ def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, **opti
             "out": str(out),
             "sync": sync,
             "sampling": sampling or {"logprobs": 3},
+            "prompts": prompts,
         }
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.gpu_check", "child", json.dumps(spec)],
@@ -138,6 +140,36 @@ def exact(model):
         )
         report("  p=1 differs", p1["tokens"] is not None and p1["tokens"] != off["tokens"], same(off, p1)[0])
         print("   ", [line for line in p0["lines"] if "step=" in line][-1:])
+
+
+def requests(model):
+    """One batch of requests that each ask for something else, against servers of those settings."""
+    kinds = {
+        "default": (on(), {}),
+        "off": ({}, {"confident_p": 0}),
+        "window of 3": (on(trough_max_backtrack_layers=3), {"confident_max_backtrack_layers": 3}),
+        "trough-m1": (on(select_method="trough-m1"), {"confident_select_method": "trough-m1"}),
+        "last-m2": (on(select_method="last-m2"), {"confident_select_method": "last-m2"}),
+    }
+    pairs = [(prompt, kind) for prompt in PROMPTS for kind in kinds]
+    sampling = [{"logprobs": 3, "extra_args": kinds[kind][1] or None} for _, kind in pairs]
+    for number in ("1", "0"):
+        env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number}
+        alone = {kind: run(model, config, env=env) for kind, (config, _) in kinds.items()}
+        together = run(model, on(), env=env, prompts=[prompt for prompt, _ in pairs], sampling=sampling)
+        tokens = together["tokens"] or []
+        wrong = [
+            kind
+            for (prompt, kind), found in zip(pairs, tokens, strict=False)
+            if found != alone[kind]["tokens"][PROMPTS.index(prompt)]
+        ]
+        distinct = len({str(result["tokens"]) for result in alone.values()})
+        ok = bool(tokens) and not wrong and distinct == len(kinds)
+        report(
+            f"requests of their own settings, {together['runner']} runner",
+            ok,
+            f"{len(tokens)} requests, wrong: {wrong}",
+        )
 
 
 def invariant(model):

@@ -142,6 +142,9 @@ def run(job, lines):
                     "prompt_logprobs": [plain(o.prompt_logprobs) for o in outputs],
                 }
             )
+        if job.get("counters"):
+            counters = [metric for metric in llm.get_metrics() if hasattr(metric, "value")]
+            result["counters"] = {metric.name: metric.value for metric in counters}
         result["refusals"] = [refusal(llm, call["prompts"][0], sampling) for sampling in job.get("refused", ())]
     except Exception as error:
         if not job.get("may_fail"):

@@ -1,7 +1,7 @@
 """Requests with settings of their own, side by side in one batch of a real engine.
 
 Each must answer as a server with those settings does: the engines are in float32, where a row does not depend
-on its neighbours.
+on its neighbours. vLLM's second model runner needs a GPU: `python -m benchmarks.gpu_check requests` does the same.
 """
 
 import pytest
@@ -86,8 +86,8 @@ ENGINES = {
     "default": (on(trough_log_interval=1), {}),
     "standard by default": (on(p=0.0), {}),
     "chunked prefill": (on(), {"max_num_batched_tokens": 16, "enable_chunked_prefill": True}),
-    # 8 requests of up to 54 tokens in 24 blocks of 16: some are preempted and computed again.
-    "preemption": (on(), {"num_gpu_blocks_override": 14}),
+    # Up to 8 requests of 30 to 54 tokens in 8 blocks of 32: some are preempted and computed again.
+    "preemption": (on(), {"num_gpu_blocks_override": 9, "block_size": 32, "disable_log_stats": False}),
     "prefix cache, more requests than seats": (on(), {"enable_prefix_caching": True, "max_num_seqs": 5}),
 }
 
@@ -107,6 +107,7 @@ def together(run_engines, path):
     for name, (config, options) in ENGINES.items():
         calls = [of_standard] if name == "standard by default" else [call]
         job = {"engine": tiny_engine(path, config, **options), "calls": calls}
+        job["counters"] = name == "preemption"
         if name == "default":
             job["calls"] += mixed
             job["refused"] = [asked(arguments) for arguments in BAD.values()]
@@ -135,7 +136,8 @@ def test_the_kinds_differ(alone):
 
 
 @pytest.mark.parametrize(
-    "engine", ["default", "chunked prefill", "preemption", "prefix cache, more requests than seats", "ngram"]
+    "engine",
+    ["default", "chunked prefill", "preemption", "prefix cache, more requests than seats", "ngram"],
 )
 def test_every_request_is_answered_as_by_a_server_of_its_settings(engine, together, alone):
     pairs, _ = mixture()
@@ -146,6 +148,10 @@ def test_every_request_is_answered_as_by_a_server_of_its_settings(engine, togeth
         if found != alone[kind][tuple(prompt)]
     ]
     assert wrong == []
+
+
+def test_requests_were_preempted(together):
+    assert together["preemption"]["counters"]["vllm:num_preemptions"] > 5
 
 
 def test_standard_by_default_and_confident_where_asked(together, alone):

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ENGINE_ENV, on
-from openai import OpenAI
+from openai import APIStatusError, OpenAI
 
 from demo.server import command, free_port, running
 
@@ -22,10 +22,36 @@ SMALL = ("--enforce-eager", "--max-model-len", "256", "--dtype", "float32", "--s
 
 def complete(url, text, **options):
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
+    extra = {"ignore_eos": True, **options.pop("extra_body", {})}
     reply = client.completions.create(
-        model="m", prompt=text, temperature=0, max_tokens=24, logprobs=0, extra_body={"ignore_eos": True}, **options
+        model="m", prompt=text, temperature=0, max_tokens=24, logprobs=0, extra_body=extra, **options
     )
     return reply.choices[0].logprobs.tokens
+
+
+def complete_with(url, text, p):
+    return complete(url, text, extra_body={"vllm_xargs": {"confident_p": p}})
+
+
+BAD_ARGUMENTS = [{"confident_p": 3}, {"confident_select_method": "last-m40"}, {"confident_window": 3}]
+
+
+def refusal(url, arguments):
+    """Status and message of a completion and a chat that ask for this."""
+    client = OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
+    found = []
+    for call in (
+        lambda **keys: client.completions.create(model="m", prompt="x", max_tokens=2, **keys),
+        lambda **keys: client.chat.completions.create(
+            model="m", messages=[{"role": "user", "content": "x"}], max_tokens=2, **keys
+        ),
+    ):
+        try:
+            call(extra_body={"vllm_xargs": arguments})
+            found.append((200, ""))
+        except APIStatusError as error:
+            found.append((error.status_code, str(error)))
+    return found
 
 
 def start_and_fail(model, config, *options, timeout=180):
@@ -92,9 +118,16 @@ def one_worker(smollm2, tmp_path_factory):
         alone = [complete(url, text) for text in texts]
         with ThreadPoolExecutor(3) as pool:
             together = list(pool.map(lambda text: complete(url, text), texts))
+        with ThreadPoolExecutor(6) as pool:  # one server, both kinds of decoding in one batch
+            asked = [(text, p) for text in texts for p in (0, 1)]
+            by_p = dict(zip(asked, pool.map(lambda pair: complete_with(url, *pair), asked), strict=True))
+        refusals = [refusal(url, arguments) for arguments in BAD_ARGUMENTS]
     return {
         "alone": alone,
         "together": together,
+        "texts": texts,
+        "by_p": by_p,
+        "refusals": refusals,
         "log": log.read_text(),
         "during": during,
         "after": [pid for pid in {*during, *processes_with(mark)} if Path(f"/proc/{pid}").exists()],
@@ -117,6 +150,30 @@ def test_lines_come_at_the_interval_and_once(one_worker):
 def test_together_is_as_alone(one_worker):
     """A row's selection does not depend on its neighbours (float32, greedy)."""
     assert one_worker["together"] == one_worker["alone"]
+
+
+def test_a_request_chooses_standard_or_confident_decoding(one_worker, smollm2):
+    """In one batch; the standard answers are those of transformers."""
+    import torch
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    tokenizer = AutoTokenizer.from_pretrained(smollm2)
+    model = AutoModelForCausalLM.from_pretrained(smollm2, dtype=torch.float32)
+    model.generation_config.eos_token_id = None  # as ignore_eos
+    for text, confident in zip(one_worker["texts"], one_worker["alone"], strict=True):
+        ids = tokenizer(text, return_tensors="pt").input_ids
+        out = model.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
+        standard = [tokenizer.decode([token]) for token in out.tolist()]
+        assert one_worker["by_p"][text, 1] == confident
+        assert one_worker["by_p"][text, 0] == standard
+    assert any(one_worker["by_p"][text, 0] != one_worker["by_p"][text, 1] for text in one_worker["texts"])
+
+
+def test_a_bad_argument_is_a_400_that_names_it(one_worker):
+    for arguments, replies in zip(BAD_ARGUMENTS, one_worker["refusals"], strict=True):
+        for status, message in replies:
+            assert status == 400, message
+            assert next(iter(arguments)) in message
 
 
 def test_every_process_of_the_server_is_stopped(one_worker):

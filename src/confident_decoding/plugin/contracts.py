@@ -67,6 +67,7 @@ CONTRACTS: tuple[Contract, ...] = (
             "finished_req_ids",
         ),
     ),
+    Contract("vllm.exceptions", "VLLMValidationError.__init__", ("message",)),
     Contract("vllm.v1.core.sched.output", "CachedRequestData", attributes=("req_ids", "num_computed_tokens")),
     Contract(
         "vllm.v1.core.sched.output", "NewRequestData", attributes=("req_id", "sampling_params", "num_computed_tokens")

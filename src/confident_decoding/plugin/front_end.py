@@ -41,7 +41,7 @@ def wrap_input_processor(module: ModuleType) -> None:
     @functools.wraps(process)
     def process_inputs(self: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
         if self._confident_decoding is not None:
-            validate_request(params, self.vllm_config, *self._confident_decoding)
+            _validate_or_refuse(params, self.vllm_config, *self._confident_decoding)
         return process(self, request_id, prompt, params, *args, **kwargs)
 
     setattr(__init__, _MARK, True)
@@ -49,11 +49,26 @@ def wrap_input_processor(module: ModuleType) -> None:
     processor.process_inputs = process_inputs
 
 
+def _validate_or_refuse(params: Any, vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan) -> None:
+    try:
+        validate_request(params, vllm_config, config, plan)
+    except ValueError as error:
+        raise _request_error()(str(error)) from None
+
+
+@functools.cache
+def _request_error() -> type[Exception]:
+    """A ValueError, as offline users expect, that the server answers with a 400."""
+    from vllm.exceptions import VLLMValidationError
+
+    return type("RequestError", (VLLMValidationError, ValueError), {"__doc__": "A request's settings are not valid."})
+
+
 def validate_request(params: Any, vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan) -> None:
     """Check a request's own settings before it is scheduled.
 
     Raises:
-        ValueError: They are not valid, or cannot be had here. The server answers with a 400.
+        ValueError: They are not valid, or cannot be had here.
     """
     settings = request_settings(getattr(params, "extra_args", None), plan, config.select_method)
     if settings is None:
