@@ -87,6 +87,25 @@ def select(
     return Selection(result, torch.cat(all_depths), _join(final_entropies), _join(entropies))
 
 
+def warm_up(plan: SelectionPlan, head: ModelHead, row: Tensor) -> None:
+    """Run every kernel in every form that a call may need.
+
+    Args:
+        plan: What to select.
+        head: The model's operations.
+        row: A packed row ``[1, n*H]``.
+    """
+    for rows in planner.warm_up_sizes(len(plan.depths), head.rows_per_read):
+        packed = row.repeat(rows, 1)
+        limits = torch.zeros(rows, dtype=torch.int32, device=row.device)
+        for rules in (
+            RowRules.of(replace(plan, p=1.0)),
+            RowRules(plan.candidates, limits, plan.shift, plan.min_entropy),
+            RowRules(plan.candidates, limits, limits, limits.float()),
+        ):
+            select(packed, replace(plan, p=1.0), head, rules, with_final_entropies=True)
+
+
 def replayed(plan: SelectionPlan, head: ModelHead, most: int, width: int, dtype: torch.dtype) -> ReplayedScans | None:
     """Graphs of the scan of up to ``most`` rows of ``width``, or None where the plan has no scan.
 

@@ -4,6 +4,7 @@ On a GPU the compiled kernels run; elsewhere Triton's interpreter runs the same 
 (`make test-kernels`). Where Triton is not installed there is nothing to test but the twins.
 """
 
+import dataclasses
 import importlib.util
 import math
 import os
@@ -19,7 +20,7 @@ from confident_decoding.entropy import combine_statistics
 from confident_decoding.kernels import twins
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Rule
 from confident_decoding.model_head import RmsNorm
-from confident_decoding.scan import select
+from confident_decoding.scan import select, warm_up
 from confident_decoding.selection import RowRules
 
 GPU = torch.cuda.is_available()
@@ -29,6 +30,7 @@ needs_triton = pytest.mark.skipif(not HAS_TRITON, reason="needs a GPU, or Triton
 if HAS_TRITON:
     from confident_decoding.kernels import statistics as kernel_statistics
     from confident_decoding.kernels import triton_operations
+    from confident_decoding.kernels.launching import Kernel
 IMPLEMENTATIONS = [
     pytest.param("twins"),
     pytest.param("triton", marks=needs_triton),
@@ -370,3 +372,34 @@ def test_whole_scans_with_kernels_equal_those_with_twins(keys, rows_per_read, p,
     torch.testing.assert_close(found.entropies, expected.entropies, rtol=1e-3, atol=1e-3, equal_nan=True)
     assert torch.equal(found.depths, expected.depths)
     torch.testing.assert_close(found.logits, expected.logits, rtol=2e-3, atol=2e-3)
+
+
+@needs_triton
+@pytest.mark.parametrize("keys", [{}, {"select_method": "trough-m1"}, {"p": 0.5}, {"trough_min_entropy": 2.5}], ids=str)
+@pytest.mark.parametrize("rows_per_read", [None, 20, 40])
+def test_warm_up_compiles_every_form_that_serving_needs(keys, rows_per_read, monkeypatch):
+    """No batch, whatever its size and its requests, meets a kernel in a form that warm-up has not."""
+    forms = set()
+
+    def launch(self, grid, *args, num_warps, num_stages=3, **constants):
+        """Note the form; what it computes decides nothing about later launches."""
+        forms.add((id(self), self.variant(args, (num_warps, num_stages, *constants.values()))))
+
+    monkeypatch.setattr(Kernel, "__call__", launch)
+    monkeypatch.setattr(device_scan, "operations", lambda device: triton_operations)
+    plan = plan_of(**keys)
+    fused = rows_per_read is not None
+    model = ToyModel(0, torch.float16, rows_per_read, on_device=True, fused=fused, hidden=64, device=DEVICE)
+    model.head = dataclasses.replace(model.head, statistics=triton_operations.statistics)
+    warm_up(plan, model.head, model.packed(1, plan.depths))
+    warmed = set(forms)
+    assert len({kernel for kernel, _ in warmed}) >= (4 if rows_per_read is None else 5)
+    for rows in (1, 2, 3, 7, 16, 33, 63, 64, 65, 66, 100, 129):
+        packed = model.packed(rows, plan.depths)
+        draws = torch.rand(rows, dtype=torch.float64, generator=generator(rows)).to(DEVICE)
+        limits = torch.randint(-1, 9, (rows,), generator=generator(rows), dtype=torch.int32).to(DEVICE)
+        rules = [RowRules.of(plan, draws), RowRules(plan.candidates, limits, plan.shift, plan.min_entropy)]
+        rules.append(RowRules(plan.candidates, limits, limits.clamp(min=0), limits.float()))
+        for rule in rules:
+            select(packed, plan, model.head, rule)
+    assert forms == warmed

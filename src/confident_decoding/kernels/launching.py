@@ -59,7 +59,7 @@ class Kernel:
             num_stages: Of software pipelines.
             constants: The kernel's, in its order.
         """
-        key = (num_warps, num_stages, *constants.values(), *map(self._trait, range(len(args)), args))
+        key = self.variant(args, (num_warps, num_stages, *constants.values()))
         compiled = self._compiled.get(key)
         if compiled is None:
             compiled = self._jit[grid](*args, **constants, num_warps=num_warps, num_stages=num_stages)
@@ -67,6 +67,10 @@ class Kernel:
                 self._compiled[key] = compiled
             return
         compiled[(*grid, 1, 1)[:3]](*args, *constants.values())
+
+    def variant(self, args: tuple[Any, ...], options: tuple[Any, ...]) -> tuple[Any, ...]:
+        """What tells the compiled form for these arguments from others."""
+        return (*options, *map(self._trait, range(len(args)), args))
 
     def _trait(self, place: int, value: Any) -> Any:
         """What of an argument a compiled variant depends on."""

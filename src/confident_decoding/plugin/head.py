@@ -120,13 +120,7 @@ class SelectingHead:
     def _warm_up(self, packed: Tensor, model_head: ModelHead) -> None:
         """Compile every kernel and make the graphs now, while vLLM measures its memory, and none while it serves."""
         self._warm = True
-        for rows in planner.warm_up_sizes(len(self._plan.depths), model_head.rows_per_read):
-            some = packed[:1].repeat(rows, 1)
-            limits = torch.zeros(rows, dtype=torch.int32, device=packed.device)
-            limited = RowRules(self._plan.candidates, limits, self._plan.shift, self._plan.min_entropy)
-            of_requests = RowRules(self._plan.candidates, limits, limits, limits.float())
-            for rules in (RowRules.of(replace(self._plan, p=1.0)), limited, of_requests):
-                scan.select(some, self._plan, model_head, rules, with_final_entropies=True)
+        scan.warm_up(self._plan, model_head, packed[:1])
         if self._graphs and packed.dtype.itemsize == 2:
             self._replays = scan.replayed(self._plan, model_head, len(packed), packed.shape[1], packed.dtype)
 
