@@ -117,11 +117,12 @@ def test_weights_that_moved_are_not_read_at_their_old_place(moved, recordings):
     other = ToyModel(1, torch.float16, 12, on_device=True, fused=True, hidden=64, device=DEVICE)
     head = model.head
     if moved == "weight":
-        head = dataclasses.replace(other.head, fused_norm=head.fused_norm)
+        head = dataclasses.replace(other.head, fused_norm=head.fused_norm, reads=(other.weight, model.gain))
     else:
-        head = dataclasses.replace(head, fused_norm=other.head.fused_norm)
+        head = dataclasses.replace(head, fused_norm=other.head.fused_norm, reads=(model.weight, other.gain))
     found = select(packed, plan, head, replays=graphs)
-    assert recordings == []
+    assert recordings == [], "launched one by one"
+    assert found.logits.data_ptr() == graphs._logits.data_ptr(), "on the graphs' rows, as on ranks where they replay"
     assert torch.equal(found.depths, select(packed, plan, head).depths)
 
 
@@ -148,4 +149,15 @@ def test_plans_without_a_scan_have_no_graphs():
 def test_no_more_rows_than_a_chunk(monkeypatch):
     monkeypatch.setattr(scan, "LAZY_CHUNK_ELEMENTS", 3 * 97 * 10)
     model, plan = a_model(), plan_of()
-    assert graphs_of(model, plan).sizes[-1] == 10
+    assert graphs_of(model, plan).sizes[-1] == 8, "chunks begin at multiples of 4 rows"
+
+
+def test_rows_in_chunks_are_scanned_eagerly(monkeypatch, recordings):
+    """A second chunk would overwrite the first one's depths in the graphs' memory."""
+    monkeypatch.setattr(scan, "LAZY_CHUNK_ELEMENTS", 3 * 97 * 12)
+    model, plan = a_model(), plan_of()
+    graphs = graphs_of(model, plan)
+    packed = model.packed(50, plan.depths)
+    found = select(packed, plan, model.head, replays=graphs)
+    assert recordings == []
+    assert torch.equal(found.depths, select(packed, plan, model.head).depths)

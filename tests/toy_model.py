@@ -31,6 +31,7 @@ class ToyModel:
                 counts_on_host=False,
                 weight=self.weight,
                 fused_norm=RmsNorm(self.gain, 1e-6) if fused else None,
+                reads=(self.weight, self.gain),
             )
 
     def norm(self, x):

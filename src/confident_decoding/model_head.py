@@ -53,6 +53,7 @@ class ModelHead:
             their counts on the device and need ``weight``.
         weight: ``[V/tp, H]``, the head as a plain matrix, or None if it is anything else.
         fused_norm: What ``norm`` computes if it is exactly that, else None.
+        reads: Every weight that ``norm`` and ``project`` read, where scans may be CUDA graphs: they hold addresses.
     """
 
     norm: Callable[[Tensor], Tensor]
@@ -63,6 +64,7 @@ class ModelHead:
     counts_on_host: bool = True
     weight: Tensor | None = None
     fused_norm: RmsNorm | None = None
+    reads: tuple[Tensor, ...] = ()
 
     def entropies(self, logits: Tensor) -> Tensor:
         """Entropies ``[m]`` fp32 nats of ``project``'s logits, over the whole vocabulary."""
@@ -74,7 +76,8 @@ class Selection:
     """The result of one call.
 
     Attributes:
-        logits: ``[B, V/tp]`` of the selected layers, as ``project`` returned them; private memory.
+        logits: ``[B, V/tp]`` of the selected layers, as ``project`` returned them. The caller's memory; of a replayed
+            scan (`replay`) until the next call.
         depths: ``[B]`` int64, after mixing.
         final_entropies: ``[B]`` fp32 nats at depth 0, or None where they were not asked for.
         entropies: ``[n, B]`` fp32 nats at each captured depth, NaN where a lazy scan did not look, or None

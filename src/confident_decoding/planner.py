@@ -116,7 +116,7 @@ def schedule(rows: int, depths: int, window: int, per_read: int | None, threshol
 def warm_up_sizes(depths: int, per_read: int | None) -> list[int]:
     """Numbers of rows that between them run every kernel in every form that a call may need."""
     if per_read is None:
-        return [1, 65]
+        return [1, 64, 65]
     lazy = 2 * per_read // depths + 1
     # Few and many rows for the kernel that decides; depth 0 sharing the first reading, and apart.
-    return sorted({1, 65, lazy, max(65, lazy), per_read})
+    return sorted({1, 64, 65, lazy, max(65, lazy), per_read})

@@ -3,7 +3,8 @@
 A graph has fixed addresses and a fixed number of rows. So calls are rounded up to one of few sizes, of which
 the rows beyond the batch are told to stay at the final layer; the packed rows are copied into the graphs' own
 memory, and the logits come back in it: they are the caller's until the next call. Where the model's weights are
-no longer where they were when a graph was made, the graph is not used.
+no longer where they were when a graph was made, its kernels are launched one by one, on the same rows and memory:
+whether that is so can differ between tensor-parallel ranks, and what they exchange must not.
 """
 
 from collections.abc import Callable
@@ -17,8 +18,8 @@ from torch import Tensor
 from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.selection import RowRules
 
-Scan = Callable[[Tensor, Tensor, Tensor], Selection]
-"""``(packed [b, n*H], limits [b], logits [b, V/tp]) -> Selection`` with its logits in the third argument."""
+Scan = Callable[[Tensor, Tensor, Tensor, ModelHead], Selection]
+"""``(packed [b, n*H], limits [b], logits [b, V/tp], head) -> Selection`` with its logits in the third argument."""
 
 
 @dataclass(frozen=True)
@@ -63,13 +64,15 @@ class ReplayedScans:
         self._graphs: dict[int, Recording] = {}
         self._weights: tuple[int, ...] = ()
         self._filled: tuple[int, int] | None = None
+        self._scan: Scan
 
     def capture(self, scan: Scan, head: ModelHead) -> None:
         """Make the graphs, the largest first, so that the others fit into its memory."""
+        self._scan = scan
         self._weights, pool = _addresses(head), torch.cuda.graph_pool_handle()
         for size in reversed(self.sizes):
             self._limits[:size] = 0
-            work = partial(scan, self._packed[:size], self._limits[:size], self._logits[:size])
+            work = partial(scan, self._packed[:size], self._limits[:size], self._logits[:size], head)
             work()  # compiles kernels, chooses algorithms
             self._graphs[size] = record(work, pool)
             self._limits.fill_(-1)
@@ -80,19 +83,22 @@ class ReplayedScans:
         Args:
             packed: The rows.
             rules: Of the rows. The graphs know limits of each row alone; shifts and thresholds are the plan's.
-            head: Of this call; its weights must be those of the graphs.
+            head: Of this call.
         """
         rows = len(packed)
         size = next((size for size in self.sizes if size >= rows), None)
-        if size not in self._graphs or size is None or _addresses(head) != self._weights:
+        if size not in self._graphs or size is None:
             return None
         if isinstance(rules.shifts, Tensor) or isinstance(rules.thresholds, Tensor):
             return None
         graph = self._graphs[size]
         self._packed[:rows] = packed
         self._fill_limits(rows, size, rules.limits)
-        graph.replay()
-        found = graph.selection
+        if _addresses(head) == self._weights:
+            graph.replay()
+            found = graph.selection
+        else:
+            found = self._scan(self._packed[:size], self._limits[:size], self._logits[:size], head)
         assert found.final_entropies is not None
         assert found.entropies is not None
         return Selection(
@@ -119,5 +125,4 @@ def graph_sizes(most: int) -> list[int]:
 
 
 def _addresses(head: ModelHead) -> tuple[int, ...]:
-    weights = (head.weight, head.fused_norm.weight if head.fused_norm else None)
-    return tuple(weight.data_ptr() for weight in weights if weight is not None)
+    return tuple(tensor.data_ptr() for tensor in head.reads)

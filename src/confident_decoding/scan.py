@@ -61,7 +61,8 @@ def select(
             most = max(1, CHUNK_ELEMENTS // max(1, head.columns) - chunk)  # beside the final layer of a chunk
             selected = scan_in_rounds(some, plan, head, own, min(head.rows_per_read, most))
         else:
-            known = replays.run(some, own, head) if replays is not None else None
+            # A second chunk would overwrite what a graph has returned for the first.
+            known = replays.run(some, own, head) if replays is not None and len(packed) <= chunk else None
             selected = known or scan_on_device(some, plan, head, _schedule(len(some), plan, head, own), own)
         # With p = 0 every row is at the final layer, whatever the scan has found.
         return replace(selected, depths=torch.zeros_like(selected.depths)) if plan.p == 0 else selected
@@ -121,7 +122,7 @@ def replayed(plan: SelectionPlan, head: ModelHead, most: int, width: int, dtype:
     device = head.weight.device
     graphs = ReplayedScans(min(most, _chunk_rows(plan, head)), width, head.columns, dtype, device)
 
-    def scan(packed: Tensor, limits: Tensor, logits: Tensor) -> Selection:
+    def scan(packed: Tensor, limits: Tensor, logits: Tensor, head: ModelHead) -> Selection:
         rules = replace(RowRules.of(replace(plan, p=1.0)), limits=limits)
         return scan_on_device(packed, plan, head, _schedule(len(packed), plan, head, rules), rules, logits)
 
@@ -141,12 +142,19 @@ def _join(pieces: list[Tensor | None]) -> Tensor | None:
 def _chunk_rows(plan: SelectionPlan, head: ModelHead) -> int:
     """Rows that are worked on at a time."""
     columns = max(1, head.columns)
-    if head.rows_per_read is None or plan.fixed_depth is not None:
+    if plan.fixed_depth is not None:
         return max(1, CHUNK_ELEMENTS // (len(plan.depths) * columns))
+    if head.rows_per_read is None:
+        return _kernel_rows(CHUNK_ELEMENTS // (len(plan.depths) * columns))
     # A lazy scan holds a row's best logits and those of one round (at least two candidates).
     if head.counts_on_host:
         return max(1, CHUNK_ELEMENTS // (3 * columns))
-    return min(planner.MOST_ROWS, max(1, LAZY_CHUNK_ELEMENTS // (3 * columns)))
+    return _kernel_rows(LAZY_CHUNK_ELEMENTS // (3 * columns))
+
+
+def _kernel_rows(rows: int) -> int:
+    """As many as kernels take in one call; multiples of 4, so that int32 of the next chunk are aligned to 16 bytes."""
+    return max(1, min(planner.MOST_ROWS, rows if rows < 4 else rows // 4 * 4))
 
 
 def _fixed(

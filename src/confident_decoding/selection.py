@@ -51,8 +51,7 @@ class RowRules:
         """Keep each row with probability 1 - p at the final layer: selected if its draw ``u < p``."""
         if draws is None:
             raise ValueError("mixing with 0 < p < 1 needs one draw a row")
-        limits = torch.as_tensor(self.limits, device=draws.device)
-        return replace(self, limits=torch.where(draws < p, limits, -1).to(torch.int32))
+        return replace(self, limits=torch.where(draws < p, self.limits, -1).to(torch.int32))
 
     @property
     def holds_rows(self) -> bool:
@@ -74,12 +73,17 @@ class RowRules:
 
     def limits_of(self, like: Tensor) -> Tensor:
         """`limits` as a tensor ``[B]`` int64 beside ``like`` ``[B]``."""
-        return torch.as_tensor(self.limits, device=like.device).expand(like.shape).long()
+        if isinstance(self.limits, Tensor):
+            return self.limits.long()
+        return torch.full_like(like, self.limits, dtype=torch.int64)  # no copy from the host, which would wait
 
     def held(self, final_entropies: Tensor) -> Tensor:
         """``[B]`` bool: rows that their final entropies keep at the final layer (a NaN keeps none)."""
-        thresholds = torch.as_tensor(self.thresholds, device=final_entropies.device)
-        return (thresholds > 0) & (final_entropies <= thresholds)
+        if isinstance(self.thresholds, Tensor):
+            return (self.thresholds > 0) & (final_entropies <= self.thresholds)
+        if self.thresholds == 0:
+            return torch.zeros_like(final_entropies, dtype=torch.bool)
+        return final_entropies <= self.thresholds
 
     def settle(self, troughs: Tensor, final_entropies: Tensor) -> Tensor:
         """From troughs to the depths that are selected, ``[B]`` int64: shifts, thresholds, and rows that are kept."""

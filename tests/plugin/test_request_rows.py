@@ -1,5 +1,6 @@
 """Rows of a step and the requests that they belong to, with vLLM's own scheduler output where it is installed."""
 
+import logging
 from types import SimpleNamespace
 
 import pytest
@@ -135,6 +136,16 @@ def test_the_rows_of_drafts_have_positions_of_their_own():
     assert limits == torch.where(expected, 9, -1).tolist()
 
 
-def test_a_bad_argument_that_slipped_past_the_front_end_is_an_error():
-    with pytest.raises(ValueError, match="confident_p"):
-        step(rows_of(), [new("a", confident_p=7)], order=[("a", 1)])
+def test_a_bad_argument_that_slipped_past_the_front_end_does_not_end_the_engine(caplog):
+    rows = rows_of()
+    with caplog.at_level(logging.ERROR, "vllm.confident_decoding"):
+        step(rows, [new("a", confident_p=7)], order=[("a", 1)])
+    assert "confident_p=7" in caplog.text
+    assert rows.rules(1, CPU) is None
+
+
+def test_the_next_part_of_a_session_has_its_own_settings():
+    rows = rows_of()
+    step(rows, [new("a", confident_p=0)], order=[("a", 1)])
+    step(rows, [new("a")], order=[("a", 1)])
+    assert rows.rules(1, CPU) is None

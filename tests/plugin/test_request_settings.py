@@ -24,7 +24,7 @@ def test_what_is_not_asked_for_is_the_servers():
     server = {"p": 0.5, "select_method": "trough-m1", "trough_min_entropy": 0.25}
     assert ask({"confident_p": 1}, **server) == RequestSettings(1.0, 9, 1, 0.25)
     assert ask({"confident_min_entropy": 0}, **server) == RequestSettings(0.5, 9, 1, 0.0)
-    assert ask({"confident_max_backtrack_layers": 3}, **server) == RequestSettings(0.5, 2, 1, 0.25)
+    assert ask({"confident_max_backtrack_layers": 10}, **server) == RequestSettings(0.5, 9, 1, 0.25)
     assert ask({"confident_select_method": "trough"}, **server) == RequestSettings(0.5, 9, 0, 0.25)
     assert ask({"confident_select_method": "trough-p2"}, **server) == RequestSettings(0.5, 9, -2, 0.25)
 
@@ -32,13 +32,18 @@ def test_what_is_not_asked_for_is_the_servers():
 def test_a_fixed_layer_is_no_scan_and_a_shift():
     assert ask({"confident_select_method": "last-m4"}) == RequestSettings(1.0, 0, 4, 0.0)
     assert ask({"confident_select_method": "last-m9"}).shift == 9
+    assert ask({"confident_select_method": "last-m4"}, trough_min_entropy=0.5).threshold == 0, "as a server of last-m4"
 
 
 def test_a_server_of_one_fixed_layer_mixes_per_request():
     server = {"select_method": "last-m4"}
     assert ask({"confident_p": 0.25}, **server).p == 0.25
     assert ask({"confident_select_method": "last-m4"}, **server).p == 1.0
-    for arguments in ({"confident_select_method": "trough"}, {"confident_max_backtrack_layers": 2}):
+    for arguments in (
+        {"confident_select_method": "trough"},
+        {"confident_max_backtrack_layers": 2},
+        {"confident_min_entropy": 0.5},
+    ):
         with pytest.raises(ValueError, match="last-m4"):
             ask(arguments, **server)
 
@@ -58,6 +63,9 @@ def test_a_server_of_one_fixed_layer_mixes_per_request():
         ({"confident_select_method": "deepest"}, "last-mK"),
         ({"confident_select_method": 3}, "confident_select_method"),
         ({"confident_select_method": "last-m10"}, "captures 9"),
+        ({"confident_select_method": "last-m8", "confident_max_backtrack_layers": 2}, "max_backtrack_layers=2"),
+        ({"confident_select_method": "last-m8", "confident_min_entropy": 0.1}, "confident_min_entropy=0.1"),
+        ({"confident_select_method": "trough-m1", "confident_max_backtrack_layers": 3}, "max_backtrack_layers=3"),
         ({"confident_P": 0.5}, "did you mean 'confident_p'"),
         ({"confident_min_entrop": 0.5}, "did you mean 'confident_min_entropy'"),
     ],
@@ -75,7 +83,6 @@ def test_a_shallow_window_captures_no_shifted_layers():
     assert ask({"confident_select_method": "trough-p1"}, **server).shift == -1
     with pytest.raises(ValueError, match="captures 3"):
         ask({"confident_select_method": "trough-m1"}, **server)
-    assert ask({"confident_select_method": "trough-m1", "confident_max_backtrack_layers": 3}, **server).limit == 2
 
 
 @given(

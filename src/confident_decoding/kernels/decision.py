@@ -181,6 +181,7 @@ def decide(
 ) -> Tensor:
     """See `twins.decide`."""
     batch = len(depths)
+    assert batch <= _MANY
     source = torch.empty(batch, dtype=torch.int32, device=depths.device)
     ahead = candidates.ahead if isinstance(candidates, FirstCandidates) else 0
     rows, work = (candidates.rows, candidates.work) if isinstance(candidates, Candidates) else (source, source)
@@ -265,6 +266,7 @@ _relocate_kernel = Kernel(_relocate, ("batch", "limit", "shift", "candidates"))
 def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) -> Tensor:
     """See `twins.relocate`."""
     batch, result = len(troughs), torch.empty_like(troughs)
+    assert batch <= _MANY
     owns, (limit, shift, threshold) = _rows_arguments(rule, troughs)
     _relocate_kernel(
         (1,),

@@ -4,6 +4,10 @@ Programs stay on their multiprocessor and take one tile after another, row tiles
 succession, so that the weights come from memory once. With no rows they end at once.
 """
 
+from functools import cache
+
+import torch
+import triton
 import triton.language as tl
 from torch import Tensor
 from triton.tools.tensor_descriptor import TensorDescriptor
@@ -52,6 +56,15 @@ def _project(
 _project_kernel = Kernel(_project, ("capacity",))
 
 
+@cache
+def _stages(device: torch.device) -> int:
+    """As many as fit into a multiprocessor's shared memory, beside 24 KiB for the rest; five on an H200."""
+    if device.type != "cuda":
+        return 2
+    properties = triton.runtime.driver.active.utils.get_device_properties(device.index or 0)
+    return int(max(2, min(5, (properties["max_shared_mem"] - 24 * 1024) // (2 * (_ROWS + _COLUMNS) * _DEPTH))))
+
+
 def project(states: Tensor, weight: Tensor, candidates: Candidates) -> Tensor:
     """See `twins.project`. H must be a multiple of 64."""
     capacity, hidden = states.shape
@@ -73,7 +86,7 @@ def project(states: Tensor, weight: Tensor, candidates: Candidates) -> Tensor:
         columns,
         hidden,
         num_warps=4,
-        num_stages=5 if mapped else 3,
+        num_stages=_stages(states.device),
         MAPPED=mapped,
         ROWS=_ROWS,
         COLUMNS=_COLUMNS,

@@ -34,6 +34,8 @@ def wrap_input_processor(module: ModuleType) -> None:
     @functools.wraps(original)
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         self._confident_decoding = validate(vllm_config)
+        if self._confident_decoding is not None:
+            runner.problem()  # now, not within the first request that asks
         original(self, vllm_config, *args, **kwargs)
 
     process = processor.process_inputs

@@ -7,7 +7,7 @@ stock code around it then gathers, trims, caps and scales as ever
 
 import logging
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -39,6 +39,7 @@ class SelectingHead:
         processor: The language model's ``LogitsProcessor``; its own ``_apply_head`` is kept.
         final_state: Residual states ``[m, H]`` to what the head is applied to; the final norm, mostly.
         fused_norm: The norm that ``final_state`` is, where kernels may compute it, else None (`anatomy`).
+        norm_weights: What ``final_state`` reads.
         after_logits: What the model does to logits after ``processor`` (`families.Quirks`).
         batch_invariant: Whether a row's result must not depend on the batch (``VLLM_BATCH_INVARIANT``).
         graphs: Whether scans may be CUDA graphs.
@@ -56,6 +57,7 @@ class SelectingHead:
         final_state: Callable[[Tensor], Tensor],
         *,
         fused_norm: Callable[[], RmsNorm | None] = lambda: None,
+        norm_weights: Callable[[], Iterable[Tensor]] = tuple,
         after_logits: AfterLogits | None = None,
         batch_invariant: bool = False,
         graphs: bool = False,
@@ -68,6 +70,7 @@ class SelectingHead:
     ) -> None:
         self._processor, self._stock = processor, processor._apply_head
         self._final_state, self._fused_norm, self._after_logits = final_state, fused_norm, after_logits
+        self._norm_weights = norm_weights
         self._batch_invariant, self._graphs = batch_invariant, graphs
         self._replays: ReplayedScans | None = None
         self._hidden, self._plan, self._seed = hidden, plan, seed
@@ -115,14 +118,18 @@ class SelectingHead:
             counts_on_host=device.type == "cpu",
             weight=weight,
             fused_norm=None if own else self._fused_norm(),
+            reads=(*self._norm_weights(), *([] if weight is None else [weight])),
         )
 
     def _warm_up(self, packed: Tensor, model_head: ModelHead) -> None:
         """Compile every kernel and make the graphs now, while vLLM measures its memory, and none while it serves."""
         self._warm = True
+        transient = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
         scan.warm_up(self._plan, model_head, packed[:1])
         if self._graphs and packed.dtype.itemsize == 2:
             self._replays = scan.replayed(self._plan, model_head, len(packed), packed.shape[1], packed.dtype)
+            # What the graphs keep must fit beside the peak of the forward, which came before them: let that be seen.
+            torch.empty(max(0, transient), dtype=torch.uint8, device=packed.device)
 
     def takes_calls(self, processor: Any, states: Tensor) -> bool:
         """Whether ``compute_logits`` must be called once per candidate: packed rows before a LoRA head.

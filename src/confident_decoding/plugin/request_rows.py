@@ -1,5 +1,6 @@
 """Which rows of a step belong to which request, and the rules that follow from the requests' settings."""
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,7 @@ from confident_decoding.config import SelectionPlan
 from confident_decoding.plugin.request_settings import RequestSettings, request_settings
 from confident_decoding.selection import RowRules, hashed_draws
 
+logger = logging.getLogger("vllm.confident_decoding")
 Order = Callable[[], tuple[Sequence[str], Sequence[int]]]
 """Request ids in the order of the rows to be sampled, and how many rows each has."""
 
@@ -52,9 +54,18 @@ class RequestRows:
             params = new.sampling_params
             if params is None:
                 continue
-            settings = request_settings(params.extra_args, self._plan, self._select_method)
+            settings = self._settings(new.req_id, params.extra_args)
             if settings is not None or (params.seed is not None and 0 < self._plan.p < 1):
                 self._requests[new.req_id] = _Request(settings or self._default, params.seed)
+            else:  # the next part of a streaming session comes under the same id
+                self._requests.pop(new.req_id, None)
+
+    def _settings(self, request_id: str, extra_args: Any) -> RequestSettings | None:
+        try:
+            return request_settings(extra_args, self._plan, self._select_method)
+        except ValueError:  # the front end refuses these, unless its hook could not be placed
+            logger.exception("Request %s is decoded with the server's settings.", request_id)
+            return None
 
     def rules(self, rows: int, device: torch.device) -> RowRules | None:
         """Rules of the rows of this step's sampling call, or None if the server's apply to all.

@@ -74,18 +74,18 @@ def request_settings(
         key = str(error.errors()[0]["loc"][0])
         raise _not_valid(key, ours[key], f"Expected {RequestArguments.model_fields[key].description}.") from None
     p = plan.p if asked.confident_p is None else asked.confident_p
-    threshold = plan.min_entropy if asked.confident_min_entropy is None else asked.confident_min_entropy
     limit, shift = _scan_of(asked, plan, select_method)
-    return RequestSettings(p, limit, shift, threshold)
+    threshold = plan.min_entropy if asked.confident_min_entropy is None else asked.confident_min_entropy
+    return RequestSettings(p, limit, shift, threshold if limit else 0.0)
 
 
 def _scan_of(asked: RequestArguments, plan: SelectionPlan, select_method: str) -> tuple[int, int]:
     """Limit and shift."""
     layers, method = asked.confident_max_backtrack_layers, asked.confident_select_method
     if plan.fixed_depth is not None:
-        if layers is not None:
-            why = f"This server runs {select_method}, which has no window."
-            raise _not_valid("confident_max_backtrack_layers", layers, why)
+        for key in ("confident_max_backtrack_layers", "confident_min_entropy"):
+            if (value := getattr(asked, key)) is not None:
+                raise _not_valid(key, value, f"This server runs {select_method}, which scans nothing.")
         if method not in (None, select_method):
             raise _not_valid(
                 "confident_select_method", method, f"This server captures what {select_method} needs only."
@@ -98,17 +98,21 @@ def _scan_of(asked: RequestArguments, plan: SelectionPlan, select_method: str) -
             f"This server has {plan.candidates} candidate layers: at most that.",
         )
     limit = plan.window if layers is None else min(layers - 1, plan.window)
-    if method is None:
-        return limit, plan.shift
     try:
-        parsed = Method.parse(method)
+        parsed = Method("trough", plan.shift) if method is None else Method.parse(method)
     except ValueError as error:
         raise _not_valid("confident_select_method", method, f"It is an {error}.") from None
     deepest = len(plan.depths) - 1
     if parsed.fixed_depth is not None:
+        for key in ("confident_max_backtrack_layers", "confident_min_entropy"):
+            if (value := getattr(asked, key)) is not None:
+                raise _not_valid(key, value, f"{method} scans nothing, so the two cannot be combined.")
         limit, shift, needed = 0, parsed.fixed_depth, parsed.fixed_depth
     else:
         shift, needed = parsed.shift, min(limit + max(parsed.shift, 0), plan.candidates - 1)
+        if layers is not None and layers < plan.candidates and shift > 0:
+            why = f"A shallower layer than the trough (trough-m{shift}) can lie beyond a request's own window."
+            raise _not_valid("confident_max_backtrack_layers", layers, why)
     if needed > deepest:
         why = f"It needs the layer {needed} before the final one, and this server captures {deepest} of those."
         raise _not_valid("confident_select_method", method, why)

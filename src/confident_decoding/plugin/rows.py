@@ -1,7 +1,7 @@
 """Which rows a logits call is about: vLLM passes nothing along, so the caller's name tells.
 
-Only statistics depend on this. A name that a later vLLM changes makes prompt rows count as sampled
-ones; it cannot change a result. ``make contracts`` checks the names in every supported release.
+Statistics depend on this, and requests' own settings, which are for sampled rows. ``make contracts`` checks the
+names in every supported release.
 """
 
 from types import FrameType

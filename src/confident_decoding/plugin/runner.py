@@ -18,10 +18,15 @@ ATTRIBUTE = "confident_decoding_rows"
 _MARK = "_confident_decoding_wrapped"
 
 
+@functools.cache
 def problem() -> str | None:
-    """Why requests cannot have settings of their own with this vLLM, or None."""
+    """Why requests cannot have settings of their own with this vLLM, or None. Imports both runners (a second)."""
     for contract in contracts.RUNNERS:
-        if found := contracts.check_live(contract, importlib.import_module(contract.module)):
+        try:
+            module = importlib.import_module(contract.module)
+        except ImportError as error:
+            return f"{contract.module} cannot be imported: {error}"
+        if found := contracts.check_live(contract, module):
             return found
     return None
 
@@ -79,7 +84,10 @@ def _begin_second(_: Any, rows: RequestRows, scheduler_output: Any, *__: Any, **
     rows.begin(scheduler_output, None)
 
 
-def _sample(_: Any, rows: RequestRows, __: Any, input_batch: Any, *___: Any, **____: Any) -> None:
+def _sample(runner: Any, rows: RequestRows, _: Any, input_batch: Any, *__: Any, **___: Any) -> None:
+    if getattr(runner, "batch_sharder", None) is not None:  # it samples rows in another order
+        return
+
     def order() -> tuple[Sequence[str], Sequence[int]]:
         cumulated = input_batch.cu_num_logits_np[: len(input_batch.req_ids) + 1]
         return input_batch.req_ids, (cumulated[1:] - cumulated[:-1]).tolist()
