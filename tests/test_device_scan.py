@@ -1,5 +1,6 @@
 """The scan with counts on the device, through the torch twins of its kernels: the oracle's depths and logits."""
 
+import dataclasses
 import itertools
 
 import numpy as np
@@ -135,3 +136,21 @@ def test_any_rows_and_rounds_agree_with_the_dense_scan(seed, rows, per_read, k, 
     expected, found = select(packed, plan, dense.head), select(packed, plan, model.head)
     assert torch.equal(found.depths, expected.depths)
     torch.testing.assert_close(found.logits, expected.logits)
+
+
+@pytest.mark.parametrize("rows_per_read", [None, 300])
+def test_no_call_has_more_rows_than_a_kernel_takes(rows_per_read):
+    """Prompt rows come by the thousands; one program decides about all rows of a call."""
+    model, plan = lazy(rows_per_read), plan_of(trough_max_backtrack_layers=2)
+    packed = model.packed(2500, plan.depths)
+    result = select(packed, plan, model.head)
+    assert max(model.projected) <= 2 * planner.MOST_ROWS
+    assert result.depths.tolist() == [d for d, _ in model.expected(packed, plan)]
+
+
+def test_chunks_begin_where_kernels_expect_them():
+    """Limits of single rows are int32, read from addresses that are multiples of 16 bytes."""
+    for columns in (97, 49_152, 151_936, 262_144):
+        for form in (lazy(None), lazy(40)):
+            head = dataclasses.replace(form.head, columns=columns)
+            assert scan._chunk_rows(plan_of(), head) % 4 == 0
