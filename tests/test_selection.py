@@ -96,6 +96,15 @@ def test_draws_depend_on_their_keys_alone():
     assert torch.equal(before, torch.random.get_rng_state())
 
 
+@given(seeds=st.lists(st.integers(-(2**63), 2**63 - 1), min_size=1, max_size=20), engine=st.integers(0, 2**64 - 1))
+def test_keys_of_single_rows_are_the_same_chain(seeds, engine):
+    rows = torch.arange(len(seeds)) * 7
+    found = hashed_draws(rows, engine, torch.tensor(seeds))
+    assert found.tolist() == [
+        hashed_draws(row[None], engine, seed).item() for row, seed in zip(rows, seeds, strict=True)
+    ]
+
+
 def test_draws_are_splitmix64():
     """The chain against Python's unbounded integers."""
     mask = 2**64 - 1

@@ -240,3 +240,16 @@ def test_unsupported_combinations_are_refused_by_name(options, named, run_engine
     )
     assert result["error"].startswith("ConfigError: confident-decoding cannot start")
     assert named in result["error"]
+
+
+def test_the_kill_switch_is_standard_decoding_and_says_so(run_engines, tiny, results):
+    job = {"engine": tiny_engine(tiny("LlamaForCausalLM"), on()), "calls": CALL, "probe": True}
+    (killed,) = run_engines([job], env={"CONFIDENT_DECODING_DISABLE": "1"})
+    assert (
+        killed["calls"][0]["tokens"] == results["off"]["calls"][0]["tokens"] != results["p one"]["calls"][0]["tokens"]
+    )
+    assert killed["probe"]["class_is_registered"]
+    assert "head_in_dict" in killed["probe"]
+    assert not killed["probe"]["head_in_dict"]
+    (line,) = {line for line in killed["lines"] if "CONFIDENT_DECODING_DISABLE" in line}
+    assert line.startswith("WARNING")

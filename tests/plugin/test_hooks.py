@@ -90,6 +90,19 @@ def test_registering_is_cheap_and_imports_nothing_heavy():
     print(f"register: {1000 * float(seconds):.1f} ms")
 
 
+@pytest.mark.parametrize(("value", "finders"), [("1", 0), ("true", 0), ("0", 1), ("", 1), ("no", 1)])
+def test_the_kill_switch_places_no_hook(value, finders):
+    out = python(f"""
+        import os, sys
+        os.environ["CONFIDENT_DECODING_DISABLE"] = {value!r}
+        from confident_decoding.plugin.entrypoint import register
+        from confident_decoding.plugin import import_hooks
+        register(); register()
+        print(sum(isinstance(f, import_hooks.PostImportHooks) for f in sys.meta_path))
+    """)
+    assert out.strip() == str(finders)
+
+
 def test_registering_never_raises():
     python("""
         import confident_decoding.plugin.entrypoint as e

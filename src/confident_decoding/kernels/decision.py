@@ -1,4 +1,4 @@
-"""What a round's entropies decide: which rows go on, and which logits each keeps. Twins of the same names.
+"""What a round's entropies decide: which rows go on, and at which candidate each has arrived. Twins of the same names.
 
 A call has at most 1024 rows (`planner.MOST_ROWS`), so one program sees them all and can number those that
 go on.
@@ -9,11 +9,10 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from confident_decoding.kernels.launching import Kernel, processors, wide
+from confident_decoding.kernels.launching import Kernel
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Round, Rule
 
 _FEW, _MANY = 64, 1024
-_COPIED = 4096
 _ENTROPY_TILE = 1024
 
 
@@ -288,44 +287,3 @@ def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) 
         BLOCK=_FEW if batch <= _FEW else _MANY,
     )
     return result
-
-
-def _keep(logits, source, rows, work, result, batch, columns, stride, FIRST_ROUND: tl.constexpr, WIDTH: tl.constexpr):
-    m = batch
-    if not FIRST_ROUND:
-        m = tl.load(work)
-    blocks = tl.cdiv(columns, WIDTH)
-    for item in range(tl.program_id(0), m * blocks, tl.num_programs(0)):
-        slot = item // blocks
-        taken = tl.load(source + slot)
-        if taken >= 0:
-            row = slot
-            if not FIRST_ROUND:
-                row = tl.load(rows + slot)
-            column = (item % blocks) * WIDTH + tl.arange(0, WIDTH)
-            x = tl.load(logits + wide(taken) * stride + column, mask=column < columns)
-            tl.store(result + wide(row) * columns + column, x, mask=column < columns)
-
-
-_keep_kernel = Kernel(_keep, ("batch",))
-
-
-def keep(logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> None:
-    """See `twins.keep`."""
-    batch, columns = result.shape
-    rows, work = (candidates.rows, candidates.work) if isinstance(candidates, Candidates) else (source, source)
-    programs = min(8 * processors(result.device), batch * triton.cdiv(columns, _COPIED))
-    _keep_kernel(
-        (programs,),
-        logits,
-        source,
-        rows,
-        work,
-        result,
-        batch,
-        columns,
-        logits.stride(0),
-        num_warps=4,
-        FIRST_ROUND=isinstance(candidates, FirstCandidates),
-        WIDTH=_COPIED,
-    )

@@ -6,6 +6,7 @@ configuration, so all that happens here is to ask to be called when four of vLLM
 """
 
 import logging
+import os
 from types import ModuleType
 
 from confident_decoding.plugin.import_hooks import PostImportHooks
@@ -13,6 +14,9 @@ from confident_decoding.plugin.import_hooks import PostImportHooks
 # A child of vLLM's logger, so that lines carry its format and its process prefix.
 logger = logging.getLogger("vllm.confident_decoding")
 
+DISABLE = "CONFIDENT_DECODING_DISABLE"
+"""An environment variable that keeps the plugin out of a process, for operators in a hurry."""
+_NOT_SET = ("", "0", "false", "no")
 _hooks: PostImportHooks | None = None
 
 
@@ -20,6 +24,10 @@ def register() -> None:
     """Arrange for the loader and front-end hooks; idempotent, cheap, and never raises."""
     global _hooks  # noqa: PLW0603 (one registration per process is the point)
     if _hooks is not None:
+        return
+    if os.environ.get(DISABLE, "").strip().lower() not in _NOT_SET:
+        _hooks = PostImportHooks()  # with nothing to hook
+        logger.warning("confident-decoding is disabled by %s: standard decoding, whatever the configuration.", DISABLE)
         return
     try:
         hooks = PostImportHooks()
