@@ -9,12 +9,17 @@ from conftest import greedy, on, tiny_engine
 pytestmark = pytest.mark.engine
 PROMPTS = [torch.randint(3, 500, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (6, 11, 30)]
 CALLS = [{"prompts": PROMPTS, "sampling": greedy(16, logprobs=3, prompt_logprobs=1)}]
+OWN = [
+    greedy(16, seed=5, extra_args={"confident_p": 0.5}),
+    greedy(16, extra_args={"confident_p": 0}),
+    greedy(16, extra_args={"confident_select_method": "trough-m1", "confident_min_entropy": 5.5}),
+]
 
 
-def run(run_engines, path, config, env=None, **options):
+def run(run_engines, path, config, env=None, calls=CALLS, **options):
     # Workers must be spawned: the driver process has used threads of its own.
     (result,) = run_engines(
-        [{"engine": tiny_engine(path, config, **options), "calls": CALLS}],
+        [{"engine": tiny_engine(path, config, **options), "calls": calls}],
         env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn", **(env or {})},
     )
     return result
@@ -28,7 +33,8 @@ def lines(result, pattern):
 def one_and_two(run_engines, tiny):
     """A vocabulary of 500 is padded differently at TP=1 and TP=2; rows are mixed."""
     path, config = tiny("LlamaForCausalLM-oddvocab"), on(p=0.7, trough_log_interval=1)
-    return run(run_engines, path, config), run(run_engines, path, config, tensor_parallel_size=2)
+    calls = [*CALLS, {"prompts": PROMPTS, "sampling": OWN}]
+    return [run(run_engines, path, config, calls=calls, tensor_parallel_size=ranks) for ranks in (1, 2)]
 
 
 def test_two_ranks_choose_what_one_chooses(one_and_two):
@@ -39,10 +45,16 @@ def test_two_ranks_choose_what_one_chooses(one_and_two):
             assert dict(row_a) == pytest.approx(dict(row_b), abs=1e-4)
 
 
+def test_requests_of_their_own_settings_are_the_same_on_two_ranks(one_and_two):
+    servers, own = (call["tokens"] for call in one_and_two[0]["calls"])
+    assert own == one_and_two[1]["calls"][1]["tokens"]
+    assert [a == b for a, b in zip(own, servers, strict=True)] == [False] * 3, "the settings must matter"
+
+
 def test_depths_are_the_same_and_told_by_one_rank(one_and_two):
     pattern = r"\[trough-decoding\] step=.* tokens_kept_at_final=\S+"
     one, two = (lines(result, pattern) for result in one_and_two)
-    assert len(one) == 16
+    assert len(one) == 2 * 16
     assert one == two
     assert len(lines(one_and_two[1], r"armed: ")) == 1
     assert lines(one_and_two[1], r"Worker_TP0\S* pid=\d+\)? INFO .*armed: "), "rank 0 speaks"
