@@ -81,6 +81,19 @@ def drafter(llm):
     }
 
 
+def record_drafts(llm, drafts):
+    """Keep every draft that the model runner's drafter proposes."""
+    drafter = llm.llm_engine.model_executor.driver_worker.worker.model_runner.drafter
+    propose = drafter.propose
+
+    def recording(*args, **kwargs):
+        proposed = propose(*args, **kwargs)
+        drafts.append(proposed.tolist())
+        return proposed
+
+    drafter.propose = recording
+
+
 def lora_requests(paths):
     """One LoRA request, or None, for each path, or None."""
     from vllm.lora.request import LoRARequest
@@ -123,6 +136,9 @@ def run(job, lines):
             result["probe"] = probe(llm)
         if job.get("drafter"):
             result["drafter"] = drafter(llm)
+        if job.get("drafts"):
+            result["drafts"] = []
+            record_drafts(llm, result["drafts"])
         if "embed" in job:
             result["embeddings"] = pooled(llm, job["embed"])
         for call in job["calls"]:

@@ -239,7 +239,7 @@ def config_with(**changes):
     ("changes", "named"),
     [
         ({"speculative_config": types.SimpleNamespace(method=m)}, m)
-        for m in ("eagle", "eagle3", "mtp", "medusa", "draft_model", "dflash")
+        for m in ("eagle3", "medusa", "dflash", "mlp_speculator", "extract_hidden_states", "custom_class")
     ]
     + [
         ({"cache_config": types.SimpleNamespace(kv_sharing_fast_prefill=True)}, "--kv-sharing-fast-prefill"),
@@ -252,8 +252,8 @@ def test_each_unsupported_combination_is_named(changes, named):
     assert named in problem
 
 
-@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix"])
-def test_speculation_without_hidden_states_is_allowed(method):
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "mtp"])
+def test_speculation_that_needs_the_final_states_at_most_is_allowed(method):
     assert (
         list(compat.unsupported_combinations(config_with(speculative_config=types.SimpleNamespace(method=method))))
         == []

@@ -1,6 +1,7 @@
 """With the switch off nothing of vLLM is touched: drafters (EAGLE, MTP) and pooling models run as if uninstalled.
 
-(That a second model of the same class stays stock with the switch on: tests/models/, every architecture.)
+(With the switch on: test_speculation.py. That a second model of the same class stays stock then: tests/models/, every
+architecture.)
 """
 
 from pathlib import Path

@@ -12,8 +12,8 @@ SUPPORTED = ((0, 26), (0, 33))
 
 RANGE = " to ".join(".".join(map(str, version)) for version in SUPPORTED)
 
-SPECULATION = ("ngram", "ngram_gpu", "suffix")
-"""Speculative methods whose proposals need no hidden state of the target model."""
+SPECULATION = ("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "mtp")
+"""Speculative methods that need no hidden state of the target model, or its final one alone (`drafting`)."""
 
 
 def versions() -> str:
@@ -46,7 +46,7 @@ def unsupported_combinations(vllm_config: Any) -> Iterator[str]:
     method = getattr(speculative, "method", None)
     if speculative is not None and method not in SPECULATION:
         yield (
-            f"speculative decoding with method {method!r} (it feeds the target's hidden states to the drafter). "
+            f"speculative decoding with method {method!r} (its drafter needs other hidden states of the target). "
             f"Supported methods: {', '.join(SPECULATION)}"
         )
     if getattr(vllm_config.cache_config, "kv_sharing_fast_prefill", False):

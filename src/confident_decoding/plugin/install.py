@@ -60,7 +60,8 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     processor.register_buffer(COUNTERS, stats.new_counters(device), persistent=False)
     # Only LoRA puts another processor in its place, after loading.
     processor_of = logits_processor if vllm_config.lora_config is not None else lambda _: processor
-    setattr(model, runner.ATTRIBUTE, head.requests)
+    width = len(plan.depths) * hidden
+    setattr(model, runner.ATTRIBUTE, runner.Installed(head.requests, width, hidden))
     swap_class(model, len(plan.depths) - 1, head, processor_of)
     if reports:
         _announce(vllm_config, config, plan, hidden)

@@ -1,21 +1,38 @@
-"""The runner hooks: both model runners tell which rows of a step belong to which request.
+"""The runner hooks: both model runners tell which rows of a step belong to which request, and what they draft with.
 
-Only requests with settings of their own need this (`request_rows`). Where a runner is not what we know, those
-requests are refused by the front end, and all others are served.
+Only requests with settings of their own need the first (`request_rows`). Where a runner is not what we know, those
+requests are refused by the front end, and all others are served. Drafters need the second (`drafting`).
 """
 
 import functools
 import importlib
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
 from confident_decoding.plugin import contracts
+from confident_decoding.plugin.drafting import unpack_for_drafter
 from confident_decoding.plugin.request_rows import RequestRows
 
-ATTRIBUTE = "confident_decoding_rows"
-"""Where a model instance of ours keeps its `RequestRows`."""
+ATTRIBUTE = "confident_decoding_installed"
+"""Where a model instance of ours keeps its `Installed`."""
 _MARK = "_confident_decoding_wrapped"
+
+
+@dataclass(frozen=True)
+class Installed:
+    """What the runner of a model instance of ours must know.
+
+    Attributes:
+        rows: Told about each step.
+        width: n*H of a packed row.
+        hidden: H.
+    """
+
+    rows: RequestRows
+    width: int
+    hidden: int
 
 
 @functools.cache
@@ -54,16 +71,17 @@ def _wrap(cls: Any, name: str, before: Callable[..., None]) -> None:
 
     @functools.wraps(original)
     def method(self: Any, *args: Any, **kwargs: Any) -> Any:
-        rows = _rows_of(self)
-        if rows is not None:
-            before(self, rows, *args, **kwargs)
+        installed = _installed(self)
+        if installed is not None:
+            unpack_for_drafter(self, installed.width, installed.hidden)
+            before(self, installed.rows, *args, **kwargs)
         return original(self, *args, **kwargs)
 
     setattr(method, _MARK, True)
     setattr(cls, name, method)
 
 
-def _rows_of(runner: Any) -> RequestRows | None:
+def _installed(runner: Any) -> Installed | None:
     model = getattr(runner, "model", None)
     return None if model is None else getattr(runner.get_model(), ATTRIBUTE, None)
 

@@ -1,0 +1,36 @@
+"""Drafters that read the target model's hidden states (EAGLE, MTP) get the final ones, not packed rows."""
+
+import functools
+from typing import Any
+
+from torch import Tensor
+
+_MARK = "_confident_decoding_wrapped"
+
+
+def unpack_for_drafter(runner: Any, width: int, hidden: int) -> None:
+    """Make what ``runner`` drafts with see the final states ``[T, H]`` of packed rows ``[T, n*H]``; idempotent.
+
+    The first H elements of a packed row are the final normed state, which is what a standard server hands on.
+    Both model runners pass it to ``propose`` (``spec_decode/llm_base_proposer.py``, ``gpu/spec_decode/speculator.py``).
+
+    Args:
+        runner: A model runner of either kind.
+        width: n*H.
+        hidden: H.
+    """
+    drafter: Any = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
+    propose = getattr(drafter, "propose", None)
+    if width == hidden or propose is None or getattr(propose, _MARK, False):
+        return
+
+    def final(value: Any) -> Any:
+        packed = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == width
+        return value[:, :hidden].contiguous() if packed else value
+
+    @functools.wraps(propose)
+    def unpacked(*args: Any, **kwargs: Any) -> Any:
+        return propose(*map(final, args), **{name: final(value) for name, value in kwargs.items()})
+
+    setattr(unpacked, _MARK, True)
+    drafter.propose = unpacked  # of this instance
