@@ -75,6 +75,17 @@ class ToyModel:
         return rows
 
 
+def assert_same_selection(found, expected, lazily=False):
+    """Depths, logits, and the entropies that a lazy scan has looked at; ``lazily``: it must have left some out."""
+    assert torch.equal(found.depths, expected.depths)
+    torch.testing.assert_close(found.logits, expected.logits)
+    torch.testing.assert_close(found.final_entropies, expected.final_entropies)
+    if expected.entropies is not None:
+        looked = ~found.entropies.isnan()
+        torch.testing.assert_close(found.entropies[looked], expected.entropies[looked])
+        assert not (lazily and looked.all()), "it was not lazy"
+
+
 def plan_of(**keys):
     return ConfidentDecodingConfig(**keys).resolve(N)
 

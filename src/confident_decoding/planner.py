@@ -14,6 +14,7 @@ docs/performance.md has the measurements.
 
 import importlib.util
 from dataclasses import dataclass
+from functools import cache
 
 import torch
 
@@ -50,6 +51,7 @@ def rows_per_read(device: torch.device, hidden: int, columns: int, dtype: torch.
     return min(MOST_ROWS, int((read + GPU_ROUND_SECONDS) / row))
 
 
+@cache
 def has_kernels(device: torch.device) -> bool:
     """Whether the Triton kernels can run on ``device``."""
     return device.type == "cuda" and importlib.util.find_spec("triton") is not None

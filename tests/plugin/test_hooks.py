@@ -1,14 +1,17 @@
 """Import hooks, entry point, loader wrapping and capture detection, without an engine."""
 
 import importlib
+import logging
 import subprocess
 import sys
 import textwrap
 import types
 
 import pytest
+import torch
 
-from confident_decoding.plugin import compat, rows
+from confident_decoding.config import ConfigError
+from confident_decoding.plugin import compat, install, rows, runner
 from confident_decoding.plugin.import_hooks import PostImportHooks
 
 VLLM_MODULES = ("vllm.model_executor.model_loader.base_loader", "vllm.v1.engine.input_processor")
@@ -343,3 +346,48 @@ def test_the_fingerprint_tells_captured_layers_apart():
     assert marks[0]["depths"] != marks[1]["depths"]
     assert marks[0]["source"] == marks[1]["source"]
     assert len(marks[0]["source"]) == 16
+
+
+RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+
+
+def fake_runner(monkeypatch, first_parameter):
+    """A process with one model runner, of the first kind, whose ``execute_model`` takes this parameter."""
+    space = {}
+    exec(f"def execute_model(self, {first_parameter}): return 'ran'", space)
+    module = types.ModuleType(RUNNERS[0])
+    module.GPUModelRunner = type("GPUModelRunner", (), {"execute_model": space["execute_model"], "model": None})
+    monkeypatch.setitem(sys.modules, RUNNERS[0], module)
+    monkeypatch.delitem(sys.modules, RUNNERS[1], raising=False)
+    return module.GPUModelRunner
+
+
+def test_a_known_runner_is_wrapped_once_and_runs_models_that_are_not_ours(monkeypatch):
+    cls = fake_runner(monkeypatch, "scheduler_output")
+    assert runner.wrap_runners() is None
+    wrapped = cls.execute_model
+    assert runner.wrap_runners() is None
+    assert cls.execute_model is wrapped
+    assert cls().execute_model(object()) == "ran"
+
+
+def test_an_unknown_runner_is_left_alone_and_named(monkeypatch):
+    cls = fake_runner(monkeypatch, "work")
+    original = cls.execute_model
+    assert "GPUModelRunner.execute_model" in runner.wrap_runners()
+    assert cls.execute_model is original
+    for name in RUNNERS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert "none of vLLM's own" in runner.wrap_runners()
+
+
+def test_drafters_that_would_get_packed_rows_are_refused(monkeypatch, caplog):
+    monkeypatch.setattr(runner, "wrap_runners", lambda: "it was renamed")
+    model = torch.nn.Linear(1, 1)
+    for method in ("eagle", "mtp"):
+        config = types.SimpleNamespace(speculative_config=types.SimpleNamespace(method=method))
+        with pytest.raises(ConfigError, match="it was renamed"):
+            install._hook_runners(model, config)
+    with caplog.at_level(logging.ERROR, "vllm.confident_decoding"):
+        install._hook_runners(model, types.SimpleNamespace(speculative_config=None))
+    assert "it was renamed" in caplog.text

@@ -14,6 +14,8 @@ RANGE = " to ".join(".".join(map(str, version)) for version in SUPPORTED)
 
 SPECULATION = ("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "mtp")
 """Speculative methods that need no hidden state of the target model, or its final one alone (`drafting`)."""
+DRAFTS_FROM_FINAL_STATES = ("eagle", "mtp")
+"""Those of them that need the final one."""
 
 
 def versions() -> str:

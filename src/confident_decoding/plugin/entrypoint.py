@@ -2,7 +2,7 @@
 
 vLLM calls `register` in every process that it starts: front end, engine core, workers, and the
 subprocess that inspects model classes. Whether the feature is on is known later, from the
-configuration, so all that happens here is to ask to be called when four of vLLM's modules load.
+configuration, so all that happens here is to ask to be called when two of vLLM's modules load.
 """
 
 import logging
@@ -33,8 +33,6 @@ def register() -> None:
         hooks = PostImportHooks()
         hooks.on_import("vllm.model_executor.model_loader.base_loader", _hook_loader)
         hooks.on_import("vllm.v1.engine.input_processor", _hook_front_end)
-        for runner in ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner"):
-            hooks.on_import(runner, _hook_runner)
         _hooks = hooks
     except Exception:
         logger.exception("confident-decoding could not register; it stays off.")
@@ -58,15 +56,3 @@ def _hook_front_end(module: ModuleType) -> None:
     except Exception:
         # The worker validates again before it loads a model.
         logger.exception("confident-decoding could not hook vLLM's front end.")
-
-
-def _hook_runner(module: ModuleType) -> None:
-    try:
-        from confident_decoding.plugin.runner import wrap_runner
-
-        wrap_runner(module)
-    except Exception:
-        # The front end refuses requests that would need it.
-        logger.exception(
-            "confident-decoding could not hook %s: requests cannot have their own settings.", module.__name__
-        )

@@ -9,9 +9,9 @@ import confident_decoding
 from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
 from confident_decoding.plugin import runner
-from confident_decoding.plugin.anatomy import dissect, logits_processor
+from confident_decoding.plugin.anatomy import dissect, logits_processor, refusal
 from confident_decoding.plugin.capture import capturing_module, switch_on_capture
-from confident_decoding.plugin.compat import version_problem
+from confident_decoding.plugin.compat import DRAFTS_FROM_FINAL_STATES, version_problem
 from confident_decoding.plugin.cost import kv_bytes_per_token
 from confident_decoding.plugin.head import COUNTERS, SelectingHead
 from confident_decoding.plugin.pack import swap_class
@@ -60,11 +60,21 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     processor.register_buffer(COUNTERS, stats.new_counters(device), persistent=False)
     # Only LoRA puts another processor in its place, after loading.
     processor_of = logits_processor if vllm_config.lora_config is not None else lambda _: processor
+    _hook_runners(model, vllm_config)
     width = len(plan.depths) * hidden
     setattr(model, runner.ATTRIBUTE, runner.Installed(head.requests, width, hidden))
     swap_class(model, len(plan.depths) - 1, head, processor_of)
     if reports:
         _announce(vllm_config, config, plan, hidden)
+
+
+def _hook_runners(model: nn.Module, vllm_config: Any) -> None:
+    problem = runner.wrap_runners()
+    if problem is None:
+        return
+    if getattr(vllm_config.speculative_config, "method", None) in DRAFTS_FROM_FINAL_STATES:
+        raise refusal(model, f"its drafter would get packed rows ({problem})")
+    logger.error("confident-decoding: requests cannot have settings of their own (%s).", problem)
 
 
 def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan, hidden: int) -> None:

@@ -6,9 +6,9 @@ requests are refused by the front end, and all others are served. Drafters need 
 
 import functools
 import importlib
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from types import ModuleType
 from typing import Any
 
 from confident_decoding.plugin import contracts
@@ -48,20 +48,26 @@ def problem() -> str | None:
     return None
 
 
-def wrap_runner(module: ModuleType) -> None:
-    """Wrap the ``GPUModelRunner`` of one of the two modules that have one; idempotent.
+def wrap_runners() -> str | None:
+    """Wrap the ``GPUModelRunner`` classes of this process; idempotent. Called once a model of ours is loaded.
 
-    Raises:
-        RuntimeError: It is not what we know.
+    Returns:
+        Why requests and drafters go without, or None.
     """
+    modules = [sys.modules[name] for name in dict.fromkeys(c.module for c in contracts.RUNNERS) if name in sys.modules]
+    if not modules:
+        return "none of vLLM's own model runners is in this process"
     for contract in contracts.RUNNERS:
-        if contract.module == module.__name__ and (found := contracts.check_live(contract, module)):
-            raise RuntimeError(found)
-    runner = module.GPUModelRunner
-    second = hasattr(runner, "sample")
-    _wrap(runner, "execute_model", _begin_second if second else _begin_first)
-    if second:
-        _wrap(runner, "sample", _sample)
+        module = sys.modules.get(contract.module)
+        if module is not None and (found := contracts.check_live(contract, module)):
+            return found
+    for module in modules:
+        runner = module.GPUModelRunner
+        second = hasattr(runner, "sample")
+        _wrap(runner, "execute_model", _begin_second if second else _begin_first)
+        if second:
+            _wrap(runner, "sample", _sample)
+    return None
 
 
 def _wrap(cls: Any, name: str, before: Callable[..., None]) -> None:
