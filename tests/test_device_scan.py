@@ -137,7 +137,7 @@ def test_no_call_has_more_rows_than_a_kernel_takes(rows_per_read):
     model, plan = lazy(rows_per_read), plan_of(trough_max_backtrack_layers=2)
     packed = model.packed(2500, plan.depths)
     result = select(packed, plan, model.head)
-    assert max(model.projected) <= 2 * planner.MOST_ROWS
+    assert max(model.projected) <= 2 * 1024
     assert result.depths.tolist() == [d for d, _ in model.expected(packed, plan)]
 
 

@@ -28,7 +28,7 @@ GPU_ROUND_SECONDS = 12e-6
 """One H200 (``python -m benchmarks.kernels``): copying, 16-bit matrix products of the head's shape, and the
 launches of a round. Other GPUs differ less in the ratio of the first two than in either."""
 MOST_ROWS = 1024
-"""Rows of one scan on a GPU: one program decides about all of them."""
+"""Rows of one scan on a GPU: one program decides about all of them. A power of two."""
 
 
 def rows_per_read(device: torch.device, hidden: int, columns: int, dtype: torch.dtype, plain: bool) -> int | None:

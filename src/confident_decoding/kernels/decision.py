@@ -9,10 +9,11 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from confident_decoding import planner
 from confident_decoding.kernels.launching import Kernel
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Round, Rule
 
-_FEW, _MANY = 64, 1024
+_FEW, _MANY = 64, planner.MOST_ROWS
 _ENTROPY_TILE = 1024
 
 
