@@ -1,0 +1,17 @@
+"""All commands. Their modules import nothing heavy before a command runs."""
+
+import typer
+
+app = typer.Typer(
+    name="confident-decoding",
+    help="See what Confident Decoding does to your own model.",
+    no_args_is_help=True,
+    rich_markup_mode="rich",
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+
+@app.callback()
+def _root() -> None:
+    """See what Confident Decoding does to your own model."""

@@ -1,0 +1,122 @@
+"""What commands read: prompts, settings. Everything wrong with them ends a command with one message."""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import typer
+from rich.console import Console
+
+from confident_decoding.config import ConfidentDecodingConfig
+
+SWITCH = "enable_multi_layer_entropy_selection"
+
+
+def fail(message: str, status: int = 2) -> NoReturn:
+    """End the command: ``message`` on standard error says what was wrong, what is valid, and what to do.
+
+    Raises:
+        typer.Exit: Always, with ``status`` (2: wrong use; 1: something failed).
+    """
+    Console(stderr=True).print(f"[bold red]error:[/] {_escape(message)}", highlight=False, soft_wrap=True)
+    raise typer.Exit(status)
+
+
+def _escape(text: str) -> str:
+    from rich.markup import escape
+
+    return escape(text)
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """One line of a prompts file.
+
+    Attributes:
+        prompt: Text that the model continues as it is, or None.
+        messages: Chat messages for the model's chat template, or None.
+    """
+
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+
+
+def read_prompts(path: Path) -> list[Prompt]:
+    """Prompts of a JSON-lines file: each line a string, ``{"prompt": ...}`` or ``{"messages": [...]}``.
+
+    Args:
+        path: The file. Empty lines are skipped.
+
+    Raises:
+        typer.Exit: No such file, no prompt in it, or a malformed line (its number is in the message).
+    """
+    form = 'each line must be a JSON string, {"prompt": "..."} or {"messages": [{"role": ..., "content": ...}]}'
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        fail(f"cannot read the prompts in {path}: {error.strerror}. Give a JSON-lines file; {form}.")
+    except UnicodeDecodeError as error:
+        fail(f"{path} is not UTF-8 text (byte {error.start}). Give a JSON-lines file; {form}.")
+    prompts = []
+    for number, line in enumerate(lines, 1):
+        if not line.strip():
+            continue
+        try:
+            value = json.loads(line)
+        except json.JSONDecodeError as error:
+            fail(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno}); {form}.")
+        match value:
+            case str() if value:
+                prompts.append(Prompt(value))
+            case {"prompt": str() as text, **rest} if text and not rest:
+                prompts.append(Prompt(text))
+            case {"messages": [_, *_] as messages, **rest} if not rest and all(_is_message(m) for m in messages):
+                prompts.append(Prompt(messages=messages))
+            case _:
+                fail(f"{path}, line {number}: not a prompt; {form}.")
+    if not prompts:
+        fail(f"{path} holds no prompt; {form}.")
+    return prompts
+
+
+def _is_message(value: object) -> bool:
+    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+
+
+def read_config(text: str | None) -> ConfidentDecodingConfig:
+    """The configuration of ``--additional-config``, switched on.
+
+    Args:
+        text: JSON as vLLM takes it, the name of a file that holds it, or None for the defaults.
+
+    Raises:
+        typer.Exit: Not a JSON object, or a key or value that is not valid.
+    """
+    if text is None:
+        return ConfidentDecodingConfig.model_validate({SWITCH: True})
+    source = text
+    if not text.lstrip().startswith("{"):
+        try:
+            source = Path(text).read_text(encoding="utf-8")
+        except OSError as error:
+            fail(f"--additional-config is neither a JSON object nor a readable file: {text!r} ({error.strerror}).")
+    try:
+        value = json.loads(source)
+    except json.JSONDecodeError as error:
+        fail(f"--additional-config is not JSON: {error.msg}, column {error.colno}, in {source!r}.")
+    if not isinstance(value, dict):
+        fail(f"--additional-config must be a JSON object, not {source!r}.")
+    return checked_config({SWITCH: True, **value})
+
+
+def checked_config(values: dict[str, Any]) -> ConfidentDecodingConfig:
+    """``values`` as a configuration.
+
+    Raises:
+        typer.Exit: As the server would refuse them, with its message.
+    """
+    try:
+        return ConfidentDecodingConfig.from_additional_config(values)
+    except ValueError as error:
+        fail(str(error))
