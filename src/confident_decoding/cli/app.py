@@ -2,11 +2,13 @@
 
 import typer
 
+from confident_decoding.cli.doctor import doctor
+
 app = typer.Typer(
     name="confident-decoding",
     help="See what Confident Decoding does to your own model.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
@@ -15,3 +17,6 @@ app = typer.Typer(
 @app.callback()
 def _root() -> None:
     """See what Confident Decoding does to your own model."""
+
+
+app.command()(doctor)

@@ -1,9 +1,25 @@
-"""What the packed rows cost, in the unit that operators plan with: KV-cache tokens."""
+"""What the packed rows cost, in bytes and in the unit that operators plan with: KV-cache tokens."""
 
 import logging
 from typing import Any
 
 logger = logging.getLogger("vllm.confident_decoding")
+
+
+def packed_bytes(states: int, tokens: int, hidden: int, itemsize: int) -> int:
+    """Bytes by which packed rows ``[tokens, states*hidden]`` are larger than the final states alone.
+
+    Args:
+        states: n, captured depths, the final one included.
+        tokens: Of the step, at most ``max_num_batched_tokens``.
+        hidden: H.
+        itemsize: Bytes of an element.
+
+    Example:
+        >>> packed_bytes(10, 8192, 4096, 2) // 2**20
+        576
+    """
+    return (states - 1) * tokens * hidden * itemsize
 
 
 def kv_bytes_per_token(vllm_config: Any) -> int:

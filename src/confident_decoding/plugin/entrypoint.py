@@ -20,12 +20,17 @@ _NOT_SET = ("", "0", "false", "no")
 _hooks: PostImportHooks | None = None
 
 
+def disabled() -> bool:
+    """Whether the environment keeps the plugin out of this process."""
+    return os.environ.get(DISABLE, "").strip().lower() not in _NOT_SET
+
+
 def register() -> None:
     """Arrange for the loader and front-end hooks; idempotent, cheap, and never raises."""
     global _hooks  # noqa: PLW0603 (one registration per process is the point)
     if _hooks is not None:
         return
-    if os.environ.get(DISABLE, "").strip().lower() not in _NOT_SET:
+    if disabled():
         _hooks = PostImportHooks()  # with nothing to hook
         logger.warning("confident-decoding is disabled by %s: standard decoding, whatever the configuration.", DISABLE)
         return

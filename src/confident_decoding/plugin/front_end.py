@@ -51,6 +51,12 @@ def wrap_input_processor(module: ModuleType) -> None:
     processor.process_inputs = process_inputs
 
 
+def hooked() -> bool:
+    """Whether this process's ``InputProcessor`` validates; vLLM's module is imported for it."""
+    module = importlib.import_module(contracts.FRONT_END.module)
+    return getattr(module.InputProcessor.__init__, _MARK, False)
+
+
 def _validate_or_refuse(params: Any, vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan) -> None:
     try:
         validate_request(params, vllm_config, config, plan)

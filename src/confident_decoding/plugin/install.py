@@ -12,7 +12,7 @@ from confident_decoding.plugin import runner
 from confident_decoding.plugin.anatomy import dissect, logits_processor, refusal
 from confident_decoding.plugin.capture import capturing_module, switch_on_capture
 from confident_decoding.plugin.compat import DRAFTS_FROM_FINAL_STATES, version_problem
-from confident_decoding.plugin.cost import kv_bytes_per_token
+from confident_decoding.plugin.cost import kv_bytes_per_token, packed_bytes
 from confident_decoding.plugin.head import COUNTERS, SelectingHead
 from confident_decoding.plugin.pack import swap_class
 from confident_decoding.plugin.proof import prove_capture, prove_logits, prove_passing
@@ -89,7 +89,7 @@ def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: Selection
             "Set trough_max_backtrack_layers (for example 10) or trough_backtrack_ratio."
         )
     tokens = vllm_config.scheduler_config.max_num_batched_tokens
-    size = (len(plan.depths) - 1) * tokens * hidden * vllm_config.model_config.dtype.itemsize
+    size = packed_bytes(len(plan.depths), tokens, hidden, vllm_config.model_config.dtype.itemsize)
     per_token = kv_bytes_per_token(vllm_config)
     cost = f", the memory of {size // per_token} KV-cache tokens" if per_token else ""
     layers = ", ".join(str(plan.layer(d)) for d in plan.depths)

@@ -5,6 +5,7 @@ switch on) and, if so, marks the compile cache before and installs the other hoo
 """
 
 import functools
+import importlib
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -46,6 +47,12 @@ def wrap_loaders(module: ModuleType) -> None:
         _wrap(cls)
 
     base.__init_subclass__ = classmethod(__init_subclass__)
+
+
+def hooked() -> bool:
+    """Whether this process's loaders are wrapped; vLLM's module is imported for it."""
+    module = importlib.import_module(contracts.LOADER.module)
+    return getattr(module.BaseModelLoader.load_model, _MARK, False)
 
 
 def _wrap(cls: type) -> None:
