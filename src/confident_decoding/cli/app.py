@@ -2,6 +2,8 @@
 
 import typer
 
+from confident_decoding.cli.bench import bench
+from confident_decoding.cli.compare import compare
 from confident_decoding.cli.doctor import doctor
 
 app = typer.Typer(
@@ -20,3 +22,5 @@ def _root() -> None:
 
 
 app.command()(doctor)
+app.command()(compare)
+app.command()(bench)

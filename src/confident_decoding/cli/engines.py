@@ -3,6 +3,7 @@
 import argparse
 import contextlib
 import importlib.util
+import itertools
 import os
 import re
 import shlex
@@ -15,8 +16,11 @@ from rich.console import Console
 
 from confident_decoding.cli.inputs import fail
 
-_CAUSE = re.compile(r"(?:^|[\s.])(\w*(?:Error|Exception)): (\S.*)")
-_ELSEWHERE = re.compile(r"[Rr]oot cause|[Ss]ee (?:the )?(?:stack trace|log|above)|initialization failed")
+_PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\] ?)?")
+"""Of vLLM's log lines: process, level, time, place."""
+_CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): (\S.*)")
+_ELSEWHERE = re.compile(r"[Rr]oot cause|initialization failed|ended with status")
+"""What an exception says whose cause is in the log."""
 
 
 class WrongUseError(ValueError):
@@ -103,7 +107,9 @@ def output_aside(verbose: bool) -> Iterator[TextIO]:
         reason, status = str(error), 2
     except Exception as error:
         hint = "" if verbose else " Run it again with --verbose to see all that vLLM says."
-        reason = f"{explain(error, log)}{hint}"
+        _flush()
+        log.seek(0)
+        reason = f"{explain(error, log.read())}{hint}"
     finally:
         _flush()
         os.dup2(saved[0], 1)
@@ -122,7 +128,7 @@ def _flush() -> None:
             stream.flush()
 
 
-def explain(error: BaseException, log: TextIO) -> str:
+def explain(error: BaseException, log: str) -> str:
     """The reason of a failure, as a sentence: the exception's own text, or its cause in the log.
 
     Args:
@@ -131,11 +137,8 @@ def explain(error: BaseException, log: TextIO) -> str:
     """
     text = text_of(error)
     if _ELSEWHERE.search(text):
-        _flush()
-        log.seek(0)
-        causes = [m for line in log if (m := _CAUSE.search(line)) and not _ELSEWHERE.search(m[2])]
-        if causes:
-            text = f"{causes[-1][2].strip()}"
+        text = cause_in(log) or text
+    text = " ".join(text.split())
     if "infer device type" in text:
         return (
             "vLLM found no device that it can run on: no GPU that this build supports. Run on a machine with one, or "
@@ -144,13 +147,25 @@ def explain(error: BaseException, log: TextIO) -> str:
     return text if text.endswith((".", ")")) else f"{text}."
 
 
+def cause_in(log: str) -> str | None:
+    """The last exception in a log that does not point elsewhere, with the lines that belong to it."""
+    lines = [_PREFIX.sub("", line, count=1) for line in log.splitlines()]
+    for number in reversed(range(len(lines))):
+        found = _CAUSE.match(lines[number])
+        if found and not _ELSEWHERE.search(found[1]):
+            rest = itertools.takewhile(lambda line: line.startswith("  "), lines[number + 1 :])
+            return " ".join([found[1], *itertools.islice(rest, 4)])
+    return None
+
+
 def text_of(error: BaseException) -> str:
     """What an exception says, without the frame that pydantic puts around it."""
     from pydantic import ValidationError
 
+    text = str(error)
     if isinstance(error, ValidationError):  # vLLM's configuration classes
-        return "; ".join(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())
-    return str(error).strip() or type(error).__name__
+        text = "; ".join(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())
+    return " ".join(text.split()) or type(error).__name__
 
 
 @contextlib.contextmanager

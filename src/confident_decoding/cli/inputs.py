@@ -98,10 +98,10 @@ def check_model(model: str) -> None:
     """
     path = Path(model).expanduser()
     valid = "Give a folder with a model's config.json, or a name as on a model hub (owner/model)."
-    if path.is_dir():
+    if model and path.is_dir():
         if not any((path / name).is_file() for name in ("config.json", "params.json")):
             fail(f"{model} is a folder without a config.json. {valid}")
-    elif not path.exists() and not _HUB_NAME.fullmatch(model):
+    elif not path.is_file() and not _HUB_NAME.fullmatch(model):
         fail(f"there is no model at {model!r}. {valid}")
 
 

@@ -1,0 +1,171 @@
+"""A vLLM engine in a process of its own that answers questions: how long is a step?"""
+
+import contextlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+PIPE = "BENCH_PIPE"
+TEXTS = (
+    "The history of the city begins with a small harbour",
+    "To prepare the dough, first mix the flour with",
+    "In physics, the conservation of energy means that",
+    "She opened the letter slowly, because she already knew",
+    "def binary_search(values, target):",
+    "The committee discussed three proposals for the new bridge:",
+    "Question: Why does the moon have phases? Answer:",
+    "Once the rain had stopped, the children ran",
+)
+"""What rows continue: a row's depth depends on its text, and the time of a step on its rows' depths."""
+
+
+class EngineError(RuntimeError):
+    """An engine failed; the message is its own, or that its process ended (its log then says why).
+
+    Attributes:
+        name: The engine's.
+    """
+
+    def __init__(self, name: str, message: str) -> None:
+        super().__init__(message)
+        self.name = name
+
+
+class Engine:
+    """One engine in a process of its own.
+
+    Args:
+        name: For messages.
+        spec: What the process gets, as JSON.
+        log: File for its output.
+        module: Run as ``python -m``; it answers JSON lines of its standard input with `say`.
+        env: Environment variables where the user has set none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        spec: Mapping[str, Any],
+        log: Path,
+        module: str = "confident_decoding.bench.engine",
+        env: Mapping[str, str] | None = None,
+    ) -> None:
+        self.name, self.log = name, log
+        read, write = os.pipe()
+        with log.open("w") as out:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", module, json.dumps(spec)],
+                stdin=subprocess.PIPE,
+                stdout=out,
+                stderr=out,
+                text=True,
+                pass_fds=[write],
+                env={**(env or {}), **os.environ, PIPE: str(write)},
+            )
+        os.close(write)
+        self._answers = os.fdopen(read)
+
+    def wait(self) -> None:
+        """Until it has started.
+
+        Raises:
+            EngineError: It failed.
+        """
+        self._read()
+
+    def ask(self, **question: Any) -> Any:
+        """One question, one answer.
+
+        Raises:
+            EngineError: It failed.
+        """
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):  # reading then says why
+            self._process.stdin.write(json.dumps(question) + "\n")
+            self._process.stdin.flush()
+        return self._read()
+
+    def _read(self) -> Any:
+        line = self._answers.readline()
+        if not line:
+            raise EngineError(self.name, f"ended with status {self._process.wait()}")
+        answer = json.loads(line)
+        if "error" in answer:
+            raise EngineError(self.name, answer["error"])
+        return answer
+
+    def close(self) -> None:
+        """End it: politely, then not. Idempotent."""
+        assert self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            self._process.stdin.close()
+        for end in (self._process.terminate, self._process.kill):
+            try:
+                self._process.wait(60)
+                break
+            except subprocess.TimeoutExpired:
+                end()
+        self._process.wait()
+        self._answers.close()
+
+
+def say(answer: Any) -> None:
+    """Answer on the pipe that nothing else writes to."""
+    os.write(int(os.environ[PIPE]), (json.dumps(answer) + "\n").encode())
+
+
+def step_ms(llm: Any, prompts: Sequence[Any], tokens: int) -> float:
+    """Milliseconds per decode step of ``prompts`` at once: the difference of two lengths leaves prefill out.
+
+    Args:
+        llm: vLLM's ``LLM``.
+        prompts: As ``LLM.generate`` takes them; B of them.
+        tokens: The longer length.
+    """
+    from vllm import SamplingParams
+
+    seconds = []
+    for length in (tokens, tokens // 4):
+        params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
+        start = time.perf_counter()
+        llm.generate(prompts, params, use_tqdm=False)
+        seconds.append(time.perf_counter() - start)
+    return 1000 * (seconds[0] - seconds[1]) / (tokens - tokens // 4)
+
+
+def environment() -> dict[str, str]:
+    """How engines run where the user has not said it: as people serve, but on a CPU without a process for each."""
+    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if shutil.which("nvidia-smi") else "0"}
+
+
+def serve(spec: Mapping[str, Any]) -> None:
+    """Answer ``{"batch": B, "tokens": n}`` with ms per step, for each line of standard input.
+
+    Args:
+        spec: Arguments of `cli.engines.engine_args`.
+    """
+    from vllm import LLM
+
+    from confident_decoding.cli.engines import engine_args, text_of
+
+    try:
+        arguments = engine_args(spec["model"], spec["options"], spec["additional_config"], **spec["defaults"])
+        llm = LLM.from_engine_args(arguments)
+        say({"ready": True})
+        for line in sys.stdin:
+            question = json.loads(line)
+            prompts = [f"{row}. {TEXTS[row % len(TEXTS)]}" for row in range(question["batch"])]
+            say({"ms": step_ms(llm, prompts, question["tokens"])})
+    except Exception as error:
+        say({"error": text_of(error)})
+        raise
+
+
+if __name__ == "__main__":
+    serve(json.loads(sys.argv[1]))

@@ -1,0 +1,148 @@
+"""``confident-decoding compare``: standard and confident answers side by side."""
+
+import importlib.util
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Any, TextIO
+
+import typer
+
+from confident_decoding.cli import compare_report, options
+from confident_decoding.cli.engines import WrongUseError, engine_args, output_aside, require_vllm, spinner
+from confident_decoding.cli.inputs import Prompt, check_model, fail, read_additional_config, read_prompts
+from confident_decoding.cli.outputs import check_target, print_json, write_text
+from confident_decoding.cli.pairs import Answer, Pair, summary
+from confident_decoding.config import ConfidentDecodingConfig
+
+
+def compare(
+    model: options.Model,
+    prompts: Annotated[
+        Path,
+        typer.Argument(
+            help='A JSON-lines file; each line a string, {"prompt": "..."}, or {"messages": [{"role": "user", '
+            '"content": "..."}]} for the chat template.',
+            show_default=False,
+        ),
+    ],
+    additional_config: options.AdditionalConfig = None,
+    max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 256,
+    temperature: Annotated[float, typer.Option(min=0, help="0 is greedy.")] = 0.0,
+    seed: Annotated[int, typer.Option(help="Of both answers, where the temperature is not 0.")] = 0,
+    html: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also write one self-contained page.", show_default=False),
+    ] = None,
+    vllm: options.EngineOptions = "",
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
+) -> None:
+    """Answer each prompt twice, in the standard way and with Confident Decoding, and show what changed.
+
+    Both answers come from one vLLM engine with the plugin on: the standard ones are requests with
+    `confident_p: 0`. Changed parts are in colour. Two shares say how much changed:
+
+    - by position: positions of the longer answer where the two do not have the same token. After the first
+      difference nearly all positions differ, also where the same words only moved.
+
+    - aligned: tokens of both answers that are in no common run when the two are aligned, as a text comparison does.
+
+    The status is 0 if the comparison was made, 1 if something failed, 2 for wrong use.
+    """
+    values = read_additional_config(additional_config)
+    _check_settings(values)
+    check_model(model)
+    asked = read_prompts(prompts)
+    if html is not None:
+        _check_html(html)
+    require_vllm()
+    # The engine in this process: its errors are this command's, not a line in another process's log.
+    os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
+    with output_aside(verbose) as terminal:
+        engine = start(model, vllm, values, terminal)
+        sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
+        standard = answers(engine, asked, {**sampling, "extra_args": {"confident_p": 0}}, "standard", terminal)
+        confident = answers(engine, asked, sampling, "confident", terminal)
+        decode = engine.get_tokenizer().decode
+        pairs = [Pair.of(*pair, decode) for pair in zip(asked, standard, confident, strict=True)]
+    result = {
+        "model": Path(model).name if Path(model).exists() else model,
+        "additional_config": values,
+        "sampling": sampling,
+        "summary": summary(pairs),
+        "prompts": [pair.plain() for pair in pairs],
+    }
+    if html is not None:
+        write_text(html, compare_report.page(result, pairs))
+    if as_json:
+        print_json(result)
+    else:
+        compare_report.show(result, pairs)
+
+
+def _check_settings(values: dict[str, Any]) -> None:
+    config = ConfidentDecodingConfig.from_additional_config(values)
+    if not config.enable_multi_layer_entropy_selection or config.p == 0:
+        fail(
+            "--additional-config asks for standard decoding, so there is nothing to compare. "
+            "Leave the switch out or true, and p greater than 0."
+        )
+
+
+def _check_html(path: Path) -> None:
+    if importlib.util.find_spec("jinja2") is None:
+        fail("--html needs jinja2: install confident-decoding[analysis].")
+    check_target(path)
+
+
+def start(model: str, options: str, additional_config: dict[str, Any], terminal: TextIO) -> Any:
+    """An ``LLM`` with the plugin on.
+
+    Raises:
+        RuntimeError: The plugin is not loaded.
+        Exception: vLLM cannot serve the model, in its own words.
+    """
+    from confident_decoding.plugin import visible
+
+    with spinner(terminal, f"Starting vLLM with {model} ..."):
+        from vllm import LLM
+
+        # A prompt's second answer would otherwise begin from cached blocks, in chunks of another size.
+        arguments = engine_args(model, options, additional_config, enable_prefix_caching=False)
+        if problem := visible.why_not_loaded():
+            raise RuntimeError(f"vLLM does not load the plugin. {problem.what} {problem.remedy}")
+        return LLM.from_engine_args(arguments)
+
+
+def answers(
+    engine: Any, prompts: Sequence[Prompt], sampling: dict[str, Any], name: str, terminal: TextIO
+) -> list[Answer]:
+    """One answer to each prompt, in order.
+
+    Raises:
+        WrongUseError: vLLM refuses a prompt.
+    """
+    from tqdm import tqdm  # type: ignore[import-untyped]
+    from vllm import SamplingParams
+
+    def progress(*args: Any, **kwargs: Any) -> Any:
+        if str(kwargs.get("desc", "")).startswith("Processed"):
+            kwargs["desc"] = f"{name} answers"
+        return tqdm(*args, **{**kwargs, "file": terminal, "leave": False})
+
+    bar = progress if terminal.isatty() else False  # vLLM divides by the time of a bar that is not shown
+    parameters = SamplingParams(**sampling)
+    texts = [number for number, prompt in enumerate(prompts) if prompt.messages is None]
+    chats = [number for number, prompt in enumerate(prompts) if prompt.messages is not None]
+    found: dict[int, Answer] = {}
+    try:
+        if texts:
+            outputs = engine.generate([prompts[n].prompt for n in texts], parameters, use_tqdm=bar)
+            found |= zip(texts, map(Answer.of, outputs), strict=True)
+        if chats:
+            outputs = engine.chat([prompts[n].messages for n in chats], parameters, use_tqdm=bar)
+            found |= zip(chats, map(Answer.of, outputs), strict=True)
+    except ValueError as error:
+        raise WrongUseError(f"vLLM refuses a prompt: {error}") from error
+    return [found[number] for number in range(len(prompts))]

@@ -1,0 +1,52 @@
+"""The words of `doctor` about cost follow the planner."""
+
+import pytest
+
+from confident_decoding import planner
+from confident_decoding.cli.expectation import expected_cost, measured
+from confident_decoding.config import ConfidentDecodingConfig
+
+GPU = {"pipeline_parallel_size": 1, "lora": False, "batch_invariant": False, "rows_per_read": 170}
+
+
+def plan(**keys):
+    return ConfidentDecodingConfig(enable_multi_layer_entropy_selection=True, **keys).resolve(36)
+
+
+def test_the_boundary_is_the_planners():
+    text = expected_cost(plan(), GPU, "bfloat16", "cuda")
+    assert text.startswith("low up to 34 rows in a step: all 10 candidates")
+    assert planner.schedule(34, 10, 9, 170, threshold=False).rounds == 0
+    assert planner.schedule(35, 10, 9, 170, threshold=False).rounds > 0
+
+
+@pytest.mark.parametrize(
+    ("keys", "serving", "dtype", "begins"),
+    [
+        ({}, {"pipeline_parallel_size": 2}, "bfloat16", "nothing: with pipeline parallelism"),
+        ({"trough_max_backtrack_layers": 0}, {}, "bfloat16", "nothing to speak of"),
+        ({"select_method": "last-m8"}, {}, "bfloat16", "no scan: one head call"),
+        ({"select_method": "last-m8", "p": 0.5}, {}, "bfloat16", "no scan: two head calls"),
+        ({}, {"lora": True}, "bfloat16", "high: with --enable-lora each step calls the output head 10 times"),
+        ({}, {"rows_per_read": None}, "float32", "dense: all 10 candidates"),
+        ({}, {"rows_per_read": None, "batch_invariant": True}, "bfloat16", "dense: all 10 candidates"),
+    ],
+)
+def test_other_classes(keys, serving, dtype, begins):
+    assert expected_cost(plan(**keys), {**GPU, **serving}, dtype, "cuda").startswith(begins)
+
+
+def test_the_reason_of_a_dense_scan():
+    dense = {**GPU, "rows_per_read": None}
+    assert "runs in float32" in expected_cost(plan(), dense, "float32", "cuda")
+    assert "VLLM_BATCH_INVARIANT=1" in expected_cost(plan(), {**dense, "batch_invariant": True}, "bfloat16", "cuda")
+    assert "Triton" in expected_cost(plan(), dense, "bfloat16", "cuda")
+
+
+def test_what_was_measured():
+    evidence = {
+        "overhead": {"cpu": {"machine": "2 CPU cores", "model": "m", "candidates": 10, "ratios": {"1": 1.08, "8": 1.3}}}
+    }
+    assert measured(evidence, "cpu").startswith("Measured on 2 CPU cores with m and 10 candidates")
+    assert "1.08x at 1, 1.30x at 8" in measured(evidence, "cpu")
+    assert measured(evidence, "xpu") is None
