@@ -10,13 +10,12 @@ median over rounds of the ratio to the stock engine of the same round.
 
 import argparse
 import json
-import statistics
 import tempfile
 from pathlib import Path
 
 from benchmarks.engine import Engine
 from benchmarks.shapes import SHAPES, write_shape
-from benchmarks.timing import machine
+from confident_decoding.bench.results import machine, medians
 
 SWITCH = "enable_multi_layer_entropy_selection"
 SETTINGS = {
@@ -95,22 +94,6 @@ def measure(args, engines, variants):
         shown = {name: " ".join(f"{ms:.2f}" for ms in row.values()) for name, row in times.items()}
         print(f"round {number + 1}/{args.rounds}: {shown}", flush=True)
     return rounds
-
-
-def medians(rounds):
-    """Median ms and median ratio to the stock engine of the same round, with the ratios' range."""
-    table = {}
-    for name in rounds[0]:
-        table[name] = {}
-        for column in rounds[0][name]:
-            ratios = [r[name][column] / r["stock"][column] for r in rounds]
-            table[name][column] = {
-                "ms": statistics.median(r[name][column] for r in rounds),
-                "ratio": statistics.median(ratios),
-                "least": min(ratios),
-                "most": max(ratios),
-            }
-    return table
 
 
 def memory(args, engines):

@@ -1,11 +1,6 @@
-"""Timing on a GPU without launch gaps, and what it ran on."""
+"""Timing on a GPU without launch gaps."""
 
-import importlib.metadata
-import os
-import platform
 import statistics
-import subprocess
-from pathlib import Path
 
 
 def graph_ms(work, rounds=7, repeats=4):
@@ -29,34 +24,3 @@ def graph_ms(work, rounds=7, repeats=4):
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / repeats)
     return statistics.median(times)
-
-
-def machine():
-    """Hardware, versions and commit, for the head of a result."""
-    import torch
-
-    lines = Path("/proc/cpuinfo").read_text().splitlines()
-    try:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        commit = commit.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        commit = os.environ.get("COMMIT", "unknown")  # a copy without its repository
-    return {
-        "cpu": next((line.split(":")[1].strip() for line in lines if "model name" in line), ""),
-        "cores": os.cpu_count(),
-        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        **{name: version(name) for name in ("triton", "vllm", "confident-decoding")},
-        "commit": commit,
-    }
-
-
-def version(distribution):
-    names = (distribution, f"{distribution}-cpu")
-    for name in names:
-        try:
-            return importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return None

@@ -78,14 +78,19 @@ def model(spec: dict[str, Any], has_device: bool) -> tuple[dict[str, Any], list[
     Raises:
         Exception: vLLM cannot read the model, in its own words.
     """
+    from vllm.engine.arg_utils import EngineArgs
     from vllm.usage.usage_lib import UsageContext
 
     from confident_decoding.plugin import front_end
 
-    arguments = engine_args(spec["model"], spec["options"], spec["additional_config"])
-    # A server's defaults, not those of LLM(): the question is mostly about a server.
-    engine = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER) if has_device else None
-    config = engine.model_config if engine else arguments.create_model_config()
+    engine = None
+    if has_device:
+        arguments = engine_args(spec["model"], spec["options"], spec["additional_config"])
+        # A server's defaults, not those of LLM(): the question is mostly about a server.
+        engine = arguments.create_engine_config(UsageContext.OPENAI_API_SERVER)
+        config = engine.model_config
+    else:  # vLLM's options cannot even be parsed
+        config = EngineArgs(model=spec["model"]).create_model_config()
     facts: dict[str, Any] = {
         "architecture": config.architecture,
         "layers": config.get_total_num_hidden_layers(),
@@ -100,7 +105,7 @@ def model(spec: dict[str, Any], has_device: bool) -> tuple[dict[str, Any], list[
     facts |= {"capture": kind, "inner": inner}
     problems = []
     if kind == "none":
-        what = f"{config.architecture}: its inner model {inner} does not capture intermediate states in this vLLM."
+        what = f"{config.architecture} cannot run: it does not capture intermediate states in this vLLM ({inner})."
         problems.append(Problem(what, MISSING_CAPTURE))
     settings = ConfidentDecodingConfig.from_additional_config(spec["additional_config"])
     try:
