@@ -136,11 +136,11 @@ def parse():
     parser.add_argument("--layers", type=int, nargs="+", default=[10], help="candidate layers, an engine each")
     parser.add_argument("--settings", nargs="+", choices=[n for n in SETTINGS if n != "stock"])
     parser.add_argument("--forced", nargs="+", default=[], choices=["paper", "smollm2"], help="histograms of depths")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="0: only what --profile shows")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prefill", type=int, default=0, help="also time a prompt of so many tokens, in one chunk")
     parser.add_argument("--delay", type=float, nargs="+", help="first show how ms of the host change stock's step")
-    parser.add_argument("--profile", action="store_true", help="only show where the GPU's time goes beside stock's")
+    parser.add_argument("--profile", action="store_true", help="first show where the GPU's time goes beside stock's")
     parser.add_argument("--memory", action="store_true", help="also peak memory (GPU)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
@@ -187,6 +187,7 @@ def main():
         args.variants = torch.cuda.is_available()  # on a CPU there is one setting: as it is
         if args.profile:
             show_profiles(args, engines, variants)
+        if not args.rounds:
             return
         used = memory(args, engines) if args.memory else None
         rounds = measure(args, engines, variants)
