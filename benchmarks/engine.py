@@ -39,7 +39,7 @@ def serve(spec):
             llm.collective_rpc(variants.delay_head, args=(question["ms"],))
             say({})
         elif question["do"] == "profile":
-            say({"kernels": profile(llm, SamplingParams, question["batch"])})
+            say(profile(llm, SamplingParams, question["batch"]))
         elif question["do"] == "memory":
             from benchmarks import variants
 
@@ -67,15 +67,18 @@ def step_ms(llm, sampling_params, batch, tokens):
 
 
 def profile(llm, sampling_params, batch, tokens=24):
-    """Calls and ms per step of each kernel of the first rank, prefill included (one step of ``tokens``)."""
+    """What `variants.stop_profile` found on the first rank, per step; prefill included (one step of ``tokens``)."""
     from benchmarks import variants
 
     prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
     params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     llm.collective_rpc(variants.start_profile)
     llm.generate(prompts, params, use_tqdm=False)
-    kernels = llm.collective_rpc(variants.stop_profile)[0]
-    return {name: (count / tokens, ms / tokens) for name, (count, ms) in kernels.items()}
+    kernels, gaps = (
+        {name: [value / tokens for value in values] for name, values in table.items()}
+        for table in llm.collective_rpc(variants.stop_profile)[0]
+    )
+    return {"kernels": kernels, "gaps": gaps}
 
 
 def say(answer):

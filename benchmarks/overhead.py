@@ -35,21 +35,29 @@ CPU_ONLY_SETTINGS = ("stock", "planned")
 
 
 def show_profiles(args, engines, variants):
-    """Where a step's time on the GPU goes: kernels that take longer or shorter than in stock."""
+    """Where a step's time on the GPU goes: kernels that take longer or shorter than in stock, and idle time."""
     for batch in args.batch:
-        stock = engines["stock"].ask(do="profile", batch=batch)["kernels"]
-        print(f"B={batch} stock: {sum(ms for _, ms in stock.values()):.3f} ms of kernels a step")
+        stock = engines["stock"].ask(do="profile", batch=batch)
+        show_profile(f"B={batch}, stock", stock, {"kernels": {}, "gaps": {}}, 6)
         for key, engine in engines.items():
             for name, variant in variants if key != "stock" else []:
                 if variant is None:
                     continue
                 engine.ask(do="variant", variant=variant)
-                mine = engine.ask(do="profile", batch=batch)["kernels"]
-                print(f"  {name}, {key}: {sum(ms for _, ms in mine.values()):.3f} ms of kernels a step")
-                more = {k: mine.get(k, (0, 0))[1] - stock.get(k, (0, 0))[1] for k in {*mine, *stock}}
-                for kernel in sorted(more, key=lambda k: -abs(more[k]))[:14]:
-                    calls = mine.get(kernel, (0, 0))[0]
-                    print(f"    {more[kernel]:+8.4f} ms  {calls:6.2f} calls  {kernel[:90]}", flush=True)
+                show_profile(f"B={batch}, {name}, {key}", engine.ask(do="profile", batch=batch), stock, 12)
+
+
+def show_profile(name, mine, stock, most):
+    """Ms a step, and the largest differences to stock."""
+    print(name)
+    for kind, table in mine.items():
+        print(f"  {kind}: {sum(row[1] for row in table.values()):.3f} ms a step; more than stock:")
+        none = [0, 0, 0]
+        more = {k: table.get(k, none)[1] - stock[kind].get(k, none)[1] for k in {*table, *stock[kind]}}
+        for what in sorted(more, key=lambda k: -abs(more[k]))[:most]:
+            row = table.get(what, none)
+            late = f"  host late {row[2]:.2f}" if kind == "gaps" else ""
+            print(f"    {more[what]:+8.4f} ms  {row[0]:6.2f} times{late}  {what[:86]}", flush=True)
 
 
 def cases(args, on_gpu):

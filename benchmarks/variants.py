@@ -6,6 +6,10 @@ after it. That costs one more kernel a round.
 """
 
 import dataclasses
+import json
+import tempfile
+from collections import defaultdict
+from pathlib import Path
 
 import torch
 
@@ -15,6 +19,8 @@ HISTOGRAMS = {
 }
 """Shares of depth 0 to 9: as the paper reports for large models, and as measured on SmolLM2."""
 STEPS, ROWS = 64, 2048
+LEAST_GAP_US = 4
+"""Idle time that is more than the GPU's own between two kernels of a stream."""
 UNDER = 0.005
 """Final entropy (nats) of rows that a threshold of 0.01 keeps."""
 
@@ -204,13 +210,40 @@ def start_profile(worker):
 
 
 def stop_profile(worker):
-    """``{kernel: (calls, ms)}`` since `start_profile`."""
+    """``{kernel: (calls, ms)}`` since `start_profile`, and ``{"a -> b": (times, ms, late)}`` of the GPU's idle time.
+
+    Idle between the end of ``a`` and the start of ``b``; ``late`` is how often ``b`` was launched after ``a`` ended,
+    so that the host is to blame.
+    """
     torch.cuda.synchronize()
     worker.profiler_of_kernels.stop()
-    kernels = {}
-    for event in worker.profiler_of_kernels.key_averages():
-        kernels[event.key] = event.count, event.self_device_time_total / 1000
-    return kernels
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        worker.profiler_of_kernels.export_chrome_trace(str(path))
+        events = json.loads(path.read_text())["traceEvents"]
+    launches = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    kernels, gaps = defaultdict(lambda: [0, 0.0]), defaultdict(lambda: [0, 0.0, 0])
+    end, last = None, ""
+    for event in sorted(work, key=lambda event: event["ts"]):
+        count(kernels[event["name"]], event["dur"] / 1000)
+        if end is not None and event["ts"] - end > LEAST_GAP_US:
+            gap = gaps[f"{last[:40]} -> {event['name'][:40]}"]
+            count(gap, (event["ts"] - end) / 1000)
+            gap[2] += launches.get(event["args"].get("correlation"), 0) > end
+        if end is None or event["ts"] + event["dur"] > end:
+            end, last = event["ts"] + event["dur"], event["name"]
+    return dict(kernels), dict(gaps)
+
+
+def count(place, ms):
+    """One more, of so many ms."""
+    place[0] += 1
+    place[1] += ms
 
 
 def peak_memory(worker, reset):
