@@ -40,6 +40,8 @@ def serve(spec):
             say({})
         elif question["do"] == "profile":
             say(profile(llm, SamplingParams, question["batch"]))
+        elif question["do"] == "split":
+            say({"ms": split(llm, SamplingParams, question["batch"], question["tokens"])})
         elif question["do"] == "memory":
             from benchmarks import variants
 
@@ -64,6 +66,17 @@ def step_ms(llm, sampling_params, batch, tokens):
         llm.generate(prompts, params, use_tqdm=False)
         seconds.append(time.perf_counter() - start)
     return 1000 * (seconds[0] - seconds[1]) / (tokens - tokens // 4)
+
+
+def split(llm, sampling_params, batch, tokens):
+    """See `variants.step_parts`; of the first rank."""
+    from benchmarks import variants
+
+    prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
+    params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    llm.collective_rpc(variants.split_steps)
+    llm.generate(prompts, params, use_tqdm=False)
+    return llm.collective_rpc(variants.step_parts)[0]
 
 
 def profile(llm, sampling_params, batch, tokens=24):

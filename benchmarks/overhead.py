@@ -26,9 +26,12 @@ SETTINGS = {
     "dense": {"dense": True},
     "threshold 0.01": {"min_entropy": 0.01, "under": 0.64},
     "planned, no graphs": {"eager": True},
+    "final layer only": {"final": True},
     "plain recipe": {"plain": True},
 }
 """Each but stock is a variant of one engine with the switch on (`benchmarks.variants`)."""
+AGAIN = "stock again"
+"""A second stock engine: how far apart are two engines that do the same?"""
 FORCED = ("planned", "planned, no graphs", "threshold 0.01")
 """Settings whose time depends on the depths, for which each histogram is measured."""
 CPU_ONLY_SETTINGS = ("stock", "planned")
@@ -40,8 +43,8 @@ def show_profiles(args, engines, variants):
         stock = engines["stock"].ask(do="profile", batch=batch)
         show_profile(f"B={batch}, stock", stock, {"kernels": {}, "gaps": {}}, 6)
         for key, engine in engines.items():
-            for name, variant in variants if key != "stock" else []:
-                if variant is None:
+            for name, variant in variants:
+                if variant is None or key in ("stock", AGAIN):
                     continue
                 engine.ask(do="variant", variant=variant)
                 show_profile(f"B={batch}, {name}, {key}", engine.ask(do="profile", batch=batch), stock, 12)
@@ -58,6 +61,20 @@ def show_profile(name, mine, stock, most):
             row = table.get(what, none)
             late = f"  host late {row[2]:.2f}" if kind == "gaps" else ""
             print(f"    {more[what]:+8.4f} ms  {row[0]:6.2f} times{late}  {what[:86]}", flush=True)
+
+
+def show_parts(args, engines, variants):
+    """Ms of a step on the GPU, in the head call and outside of it, by events: nothing is slowed down."""
+    for batch in args.batch:
+        for _ in range(2):
+            for key, engine in engines.items():
+                for name, variant in variants:
+                    if (variant is None) != (key in ("stock", AGAIN)):
+                        continue
+                    if variant is not None:
+                        engine.ask(do="variant", variant=variant)
+                    inside, outside = engine.ask(do="split", batch=batch, tokens=args.tokens)["ms"]
+                    print(f"B={batch} {name}, {key}: head call {inside:.3f}, rest {outside:.3f} ms", flush=True)
 
 
 def cases(args, on_gpu):
@@ -88,9 +105,9 @@ def measure(args, engines, variants):
         times = {}
         for name, variant in variants:
             for key, engine in engines.items():
-                if (variant is None) != (key == "stock"):
+                if (variant is None) != (key in ("stock", AGAIN)):
                     continue
-                label = name if variant is None or len(engines) == 2 else f"{name}, {key}"
+                label = key if variant is None else name if len(args.layers) == 1 else f"{name}, {key}"
                 if variant is not None and args.variants:
                     engine.ask(do="variant", variant=variant)
                 times[label] = {}
@@ -144,11 +161,13 @@ def parse():
     parser.add_argument("--layers", type=int, nargs="+", default=[10], help="candidate layers, an engine each")
     parser.add_argument("--settings", nargs="+", choices=[n for n in SETTINGS if n != "stock"])
     parser.add_argument("--forced", nargs="+", default=[], choices=["paper", "smollm2"], help="histograms of depths")
-    parser.add_argument("--rounds", type=int, default=5, help="0: only what --profile shows")
+    parser.add_argument("--rounds", type=int, default=5, help="0: only what --profile and --split show")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prefill", type=int, default=0, help="also time a prompt of so many tokens, in one chunk")
     parser.add_argument("--delay", type=float, nargs="+", help="first show how ms of the host change stock's step")
     parser.add_argument("--profile", action="store_true", help="first show where the GPU's time goes beside stock's")
+    parser.add_argument("--split", action="store_true", help="first show a step's time in and outside the head call")
+    parser.add_argument("--again", action="store_true", help="also a second stock engine")
     parser.add_argument("--memory", action="store_true", help="also peak memory (GPU)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
@@ -185,6 +204,8 @@ def main():
             **{name: json.loads(value) for name, value in (option.split("=", 1) for option in args.option)},
         }
         engines = {"stock": Engine("stock", options, Path(folder) / "stock.log")}
+        if args.again:
+            engines[AGAIN] = Engine(AGAIN, options, Path(folder) / "again.log")
         for layers in args.layers:
             config = {SWITCH: True, "trough_max_backtrack_layers": layers}
             name = f"K={layers}"
@@ -195,6 +216,8 @@ def main():
         args.variants = torch.cuda.is_available()  # on a CPU there is one setting: as it is
         if args.profile:
             show_profiles(args, engines, variants)
+        if args.split:
+            show_parts(args, engines, variants)
         if not args.rounds:
             return
         used = memory(args, engines) if args.memory else None

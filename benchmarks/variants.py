@@ -7,8 +7,10 @@ after it. That costs one more kernel a round.
 
 import dataclasses
 import json
+import statistics
 import tempfile
 from collections import defaultdict
+from itertools import pairwise
 from pathlib import Path
 
 import torch
@@ -109,7 +111,7 @@ def apply_variant(worker, variant):
     """Make the worker's next steps a variant.
 
     Keys: ``p``, ``min_entropy``, ``dense`` (no rounds), ``eager`` (no CUDA graphs), ``plain`` (`plain_recipe`),
-    ``histogram`` and ``under`` (`Forced`).
+    ``final`` (`final_only`), ``histogram`` and ``under`` (`Forced`).
     """
     from confident_decoding import planner
     from confident_decoding.kernels import triton_operations
@@ -121,7 +123,7 @@ def apply_variant(worker, variant):
     head._plan = dataclasses.replace(plan, p=variant.get("p", 1.0), min_entropy=variant.get("min_entropy", 0.0))
     planner.rows_per_read = (lambda *args, **kwargs: None) if variant.get("dense") else per_read
     head._graphs = graphs and not variant.get("eager")
-    head._plain = plain_recipe(head) if variant.get("plain") else None
+    head._plain = plain_recipe(head) if variant.get("plain") else final_only(head) if variant.get("final") else None
     type(head).__call__ = dispatch
     triton_operations.decide = decide
     if variant.get("histogram"):
@@ -132,7 +134,7 @@ def apply_variant(worker, variant):
             return decide(statistics, candidates, *rest)
 
         triton_operations.decide = forced_decide
-    if not variant.get("plain"):
+    if head._plain is None:
         head._warm, head._replays = False, None
         rows = worker.vllm_config.scheduler_config.max_num_seqs
         width = len(plan.depths) * head._hidden
@@ -164,7 +166,7 @@ def delay_head(worker, ms):
 
 
 def dispatch(head, *args):
-    """`SelectingHead.__call__`, or the plain recipe in its place."""
+    """`SelectingHead.__call__`, or what stands in its place."""
     if head._plain is not None and args[1].shape[-1] != head._hidden:
         return head._plain(*args)
     return STOCK_CALL(head, *args)
@@ -194,6 +196,15 @@ def plain_recipe(head):
     return call
 
 
+def final_only(head):
+    """The final layer's logits and no scan: what capturing and packing cost."""
+
+    def call(lm_head, packed, bias):
+        return head._stock(lm_head, packed[:, : head._hidden].contiguous(), bias)
+
+    return call
+
+
 def _stock_call():
     from confident_decoding.plugin.head import SelectingHead
 
@@ -201,6 +212,37 @@ def _stock_call():
 
 
 STOCK_CALL = _stock_call()
+
+
+def split_steps(worker):
+    """Mark the GPU's stream before and after each head call from now on; see `step_parts`."""
+    from confident_decoding.plugin.anatomy import logits_processor
+
+    processor, worker.marks = logits_processor(worker.model_runner.get_model()), []
+    whole = processor._apply_head
+
+    def marked(*args):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        logits = whole(*args)
+        after.record()
+        worker.marks.append((before, after))
+        return logits
+
+    processor._apply_head = marked
+    worker.unmarked = whole
+
+
+def step_parts(worker):
+    """Median ms of a step inside and outside of the head call, of the second half of the steps since `split_steps`."""
+    from confident_decoding.plugin.anatomy import logits_processor
+
+    torch.cuda.synchronize()
+    marks = worker.marks[len(worker.marks) // 2 :]
+    logits_processor(worker.model_runner.get_model())._apply_head = worker.unmarked
+    inside = statistics.median(before.elapsed_time(after) for before, after in marks)
+    outside = statistics.median(a[1].elapsed_time(b[0]) for a, b in pairwise(marks))
+    return inside, outside
 
 
 def start_profile(worker):
