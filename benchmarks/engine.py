@@ -39,7 +39,7 @@ def serve(spec):
             llm.collective_rpc(variants.delay_head, args=(question["ms"],))
             say({})
         elif question["do"] == "profile":
-            say(profile(llm, SamplingParams, question["batch"]))
+            say(profile(llm, SamplingParams, question["batch"], question["path"]))
         elif question["do"] == "split":
             say({"ms": split(llm, SamplingParams, question["batch"], question["tokens"])})
         elif question["do"] == "memory":
@@ -79,7 +79,7 @@ def split(llm, sampling_params, batch, tokens):
     return llm.collective_rpc(variants.step_parts)[0]
 
 
-def profile(llm, sampling_params, batch, tokens=24):
+def profile(llm, sampling_params, batch, path, tokens=24):
     """What `variants.stop_profile` found on the first rank, per step; prefill included (one step of ``tokens``)."""
     from benchmarks import variants
 
@@ -89,7 +89,7 @@ def profile(llm, sampling_params, batch, tokens=24):
     llm.generate(prompts, params, use_tqdm=False)
     kernels, gaps = (
         {name: [value / tokens for value in values] for name, values in table.items()}
-        for table in llm.collective_rpc(variants.stop_profile)[0]
+        for table in llm.collective_rpc(variants.stop_profile, args=(path,))[0]
     )
     return {"kernels": kernels, "gaps": gaps}
 

@@ -10,6 +10,7 @@ median over rounds of the ratio to the stock engine of the same round.
 
 import argparse
 import json
+import re
 import statistics
 import tempfile
 from pathlib import Path
@@ -40,14 +41,17 @@ CPU_ONLY_SETTINGS = ("stock", "planned")
 def show_profiles(args, engines, variants):
     """Where a step's time on the GPU goes: kernels that take longer or shorter than in stock, and idle time."""
     for batch in args.batch:
-        stock = engines["stock"].ask(do="profile", batch=batch)
+        path = str(args.profile / "B{}-{}.json.gz")
+        stock = engines["stock"].ask(do="profile", batch=batch, path=path.format(batch, "stock"))
         show_profile(f"B={batch}, stock", stock, {"kernels": {}, "gaps": {}}, 6)
         for key, engine in engines.items():
             for name, variant in variants:
                 if variant is None or key in ("stock", AGAIN):
                     continue
                 engine.ask(do="variant", variant=variant)
-                show_profile(f"B={batch}, {name}, {key}", engine.ask(do="profile", batch=batch), stock, 12)
+                label = re.sub(r"[^\w.]+", "-", f"{name}-{key}")
+                mine = engine.ask(do="profile", batch=batch, path=path.format(batch, label))
+                show_profile(f"B={batch}, {name}, {key}", mine, stock, 12)
 
 
 def show_profile(name, mine, stock, most):
@@ -64,7 +68,7 @@ def show_profile(name, mine, stock, most):
 
 
 def show_parts(args, engines, variants):
-    """Ms of a step on the GPU, in the head call and outside of it, by events: nothing is slowed down."""
+    """Ms of the parts of a step on the GPU, by events: nothing is slowed down."""
     for batch in args.batch:
         for _ in range(2):
             for key, engine in engines.items():
@@ -73,8 +77,9 @@ def show_parts(args, engines, variants):
                         continue
                     if variant is not None:
                         engine.ask(do="variant", variant=variant)
-                    inside, outside = engine.ask(do="split", batch=batch, tokens=args.tokens)["ms"]
-                    print(f"B={batch} {name}, {key}: head call {inside:.3f}, rest {outside:.3f} ms", flush=True)
+                    parts = engine.ask(do="split", batch=batch, tokens=args.tokens)["ms"]
+                    shown = ", ".join(f"{part} {ms:.3f}" for part, ms in parts.items())
+                    print(f"B={batch} {name}, {key}, ms: {shown}", flush=True)
 
 
 def cases(args, on_gpu):
@@ -165,8 +170,8 @@ def parse():
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prefill", type=int, default=0, help="also time a prompt of so many tokens, in one chunk")
     parser.add_argument("--delay", type=float, nargs="+", help="first show how ms of the host change stock's step")
-    parser.add_argument("--profile", action="store_true", help="first show where the GPU's time goes beside stock's")
-    parser.add_argument("--split", action="store_true", help="first show a step's time in and outside the head call")
+    parser.add_argument("--profile", type=Path, help="first show where the GPU's time goes; traces go to this folder")
+    parser.add_argument("--split", action="store_true", help="first show the parts of a step's time")
     parser.add_argument("--again", action="store_true", help="also a second stock engine")
     parser.add_argument("--memory", action="store_true", help="also peak memory (GPU)")
     parser.add_argument("--dtype", default="bfloat16")

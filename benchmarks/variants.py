@@ -6,12 +6,11 @@ after it. That costs one more kernel a round.
 """
 
 import dataclasses
+import gzip
 import json
 import statistics
-import tempfile
 from collections import defaultdict
 from itertools import pairwise
-from pathlib import Path
 
 import torch
 
@@ -215,34 +214,42 @@ STOCK_CALL = _stock_call()
 
 
 def split_steps(worker):
-    """Mark the GPU's stream before and after each head call from now on; see `step_parts`."""
+    """Mark the GPU's stream before and after each forward and head call from now on; see `step_parts`."""
     from confident_decoding.plugin.anatomy import logits_processor
 
-    processor, worker.marks = logits_processor(worker.model_runner.get_model()), []
-    whole = processor._apply_head
+    worker.marks, worker.unmarked = [], []
+    graphs = getattr(worker.model_runner, "cudagraph_manager", None)  # the V2 model runner's
+    if hasattr(graphs, "run_fullgraph"):
+        mark(worker, graphs, "run_fullgraph")
+    mark(worker, logits_processor(worker.model_runner.get_model()), "_apply_head")
+
+
+def mark(worker, owner, name):
+    """Events around each call of ``owner.name``."""
+    whole = getattr(owner, name)
 
     def marked(*args):
         before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
         before.record()
-        logits = whole(*args)
+        result = whole(*args)
         after.record()
-        worker.marks.append((before, after))
-        return logits
+        worker.marks.append((name, before, after))
+        return result
 
-    processor._apply_head = marked
-    worker.unmarked = whole
+    setattr(owner, name, marked)
+    worker.unmarked.append((owner, name, whole))
 
 
 def step_parts(worker):
-    """Median ms of a step inside and outside of the head call, of the second half of the steps since `split_steps`."""
-    from confident_decoding.plugin.anatomy import logits_processor
-
+    """Median ms of each part of a step, of the second half of the steps since `split_steps`."""
     torch.cuda.synchronize()
-    marks = worker.marks[len(worker.marks) // 2 :]
-    logits_processor(worker.model_runner.get_model())._apply_head = worker.unmarked
-    inside = statistics.median(before.elapsed_time(after) for before, after in marks)
-    outside = statistics.median(a[1].elapsed_time(b[0]) for a, b in pairwise(marks))
-    return inside, outside
+    for owner, name, whole in worker.unmarked:
+        setattr(owner, name, whole)
+    parts = defaultdict(list)
+    for (name, before, after), (following, start, _) in pairwise(worker.marks[len(worker.marks) // 2 :]):
+        parts[name].append(before.elapsed_time(after))
+        parts[f"{name} to {following}"].append(after.elapsed_time(start))
+    return {name: statistics.median(times) for name, times in parts.items()}
 
 
 def start_profile(worker):
@@ -251,18 +258,17 @@ def start_profile(worker):
     worker.profiler_of_kernels.start()
 
 
-def stop_profile(worker):
+def stop_profile(worker, path):
     """``{kernel: (calls, ms)}`` since `start_profile`, and ``{"a -> b": (times, ms, late)}`` of the GPU's idle time.
 
     Idle between the end of ``a`` and the start of ``b``; ``late`` is how often ``b`` was launched after ``a`` ended,
-    so that the host is to blame.
+    so that the host is to blame. The trace itself, for Perfetto, is written to ``path`` (``.json.gz``).
     """
     torch.cuda.synchronize()
     worker.profiler_of_kernels.stop()
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / "trace.json"
-        worker.profiler_of_kernels.export_chrome_trace(str(path))
-        events = json.loads(path.read_text())["traceEvents"]
+    worker.profiler_of_kernels.export_chrome_trace(path)
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
     launches = {
         event["args"]["correlation"]: event["ts"]
         for event in events
