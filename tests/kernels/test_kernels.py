@@ -54,24 +54,6 @@ def tensor(*shape, dtype=torch.float32, seed=0, scale=1.0):
     return (torch.randn(*shape, generator=generator(seed)) * scale).to(dtype).to(DEVICE)
 
 
-@needs_triton
-@pytest.mark.parametrize(("n", "rows", "hidden"), [(1, 3, 64), (10, 1, 4096), (16, 5, 1500), (17, 2, 96), (37, 4, 8)])
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_packed_rows_hold_the_states_in_order(n, rows, hidden, dtype):
-    states = [tensor(rows, hidden, dtype=dtype, seed=i) for i in range(n)]
-    packed = triton_operations.pack(states)
-    assert packed.shape == (rows, n * hidden)
-    for i, state in enumerate(states):
-        assert torch.equal(packed[:, i * hidden : (i + 1) * hidden], state)
-
-
-@needs_triton
-def test_packing_takes_strides_and_dtypes_as_they_come():
-    states = [tensor(6, 32, seed=0), tensor(32, 6, seed=1).T, tensor(6, 32, seed=2, dtype=torch.bfloat16)]
-    assert torch.equal(triton_operations.pack(states), torch.cat(states, -1))
-    assert triton_operations.pack([tensor(0, 32)] * 3).shape == (0, 96)
-
-
 def capped(x, soft_cap, scale):
     """vLLM's steps on one number at a time, rounded to the dtype after each."""
 

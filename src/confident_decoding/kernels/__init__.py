@@ -4,7 +4,6 @@ Every operation takes how many rows it is to work on from the device, so nothing
 shape depends on data. `twins` says what each computes; the other modules compute it on a GPU.
 """
 
-from collections.abc import Sequence
 from typing import Protocol
 
 import torch
@@ -18,8 +17,6 @@ from confident_decoding.planner import has_kernels
 
 class Operations(Protocol):
     """What `twins` and `triton_operations` both offer; documented there."""
-
-    def pack(self, states: Sequence[Tensor]) -> Tensor: ...
 
     def statistics(
         self, logits: Tensor, count: Tensor | None = None, soft_cap: float | None = None, scale: float = 1.0

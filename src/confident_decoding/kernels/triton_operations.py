@@ -2,9 +2,8 @@
 
 from confident_decoding.kernels.decision import decide, relocate
 from confident_decoding.kernels.keeping import keep
-from confident_decoding.kernels.packing import pack
 from confident_decoding.kernels.projection import project
 from confident_decoding.kernels.states import gather
 from confident_decoding.kernels.statistics import merge, statistics
 
-__all__ = ["decide", "gather", "keep", "merge", "pack", "project", "relocate", "statistics"]
+__all__ = ["decide", "gather", "keep", "merge", "project", "relocate", "statistics"]

@@ -4,19 +4,12 @@ Fixed shapes and no synchronisation, like the kernels. Rows of a tensor beyond a
 unspecified, here and there.
 """
 
-from collections.abc import Sequence
-
 import torch
 from torch import Tensor
 
 from confident_decoding import entropy
 from confident_decoding.kernels.types import AHEAD, FIRST, ROWS, TOTAL, Candidates, FirstCandidates, Round, Rule
 from confident_decoding.model_head import RmsNorm
-
-
-def pack(states: Sequence[Tensor]) -> Tensor:
-    """Packed rows ``[T, n*H]`` from n states ``[T, H]``, in their order."""
-    return torch.cat(tuple(states), dim=-1)
 
 
 def sampled_distribution(logits: Tensor, soft_cap: float | None, scale: float) -> Tensor:

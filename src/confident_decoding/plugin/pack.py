@@ -8,9 +8,9 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
-from confident_decoding.kernels import operations
 from confident_decoding.plugin.rows import classify
 
 
@@ -30,7 +30,7 @@ def pack(output: Any, states: int) -> Tensor:
             f"confident-decoding expected {states} captured states from the model and got {len(aux)}. The compiled "
             "graph was built without them: clear vLLM's compile cache (VLLM_DISABLE_COMPILE_CACHE=1) and report this."
         )
-    return operations(output[0].device).pack([output[0], *reversed(aux)])
+    return torch.cat([output[0], *reversed(aux)], dim=-1)
 
 
 def swap_class(model: nn.Module, states: int, select: Any, processor_of: Callable[[Any], Any]) -> None:
