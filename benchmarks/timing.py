@@ -36,11 +36,12 @@ def machine():
     import torch
 
     lines = Path("/proc/cpuinfo").read_text().splitlines()
+    commit = os.environ.get("COMMIT")  # of a copy whose repository is elsewhere, or older
     try:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        commit = commit.stdout.strip()
+        git = ["git", "rev-parse", "--short", "HEAD"]
+        commit = commit or subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
     except (OSError, subprocess.CalledProcessError):
-        commit = os.environ.get("COMMIT", "unknown")  # a copy without its repository
+        commit = "unknown"
     return {
         "cpu": next((line.split(":")[1].strip() for line in lines if "model name" in line), ""),
         "cores": os.cpu_count(),
