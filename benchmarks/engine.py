@@ -37,7 +37,9 @@ def serve(spec):
             llm.collective_rpc(variants.delay_head, args=(question["ms"],))
             say({})
         elif question["do"] == "profile":
-            say({"kernels": profile(llm, SamplingParams, question["batch"])})
+            say(profile(llm, SamplingParams, question["batch"], question["path"]))
+        elif question["do"] == "split":
+            say({"ms": split(llm, SamplingParams, question["batch"], question["tokens"])})
         elif question["do"] == "memory":
             from benchmarks import variants
 
@@ -53,16 +55,30 @@ def serve(spec):
             say({"ms": 1000 * (time.perf_counter() - start)})
 
 
-def profile(llm, sampling_params, batch, tokens=24):
-    """Calls and ms per step of each kernel of the first rank, prefill included (one step of ``tokens``)."""
+def split(llm, sampling_params, batch, tokens):
+    """See `variants.step_parts`; of the first rank."""
+    from benchmarks import variants
+
+    prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
+    params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    llm.collective_rpc(variants.split_steps)
+    llm.generate(prompts, params, use_tqdm=False)
+    return llm.collective_rpc(variants.step_parts)[0]
+
+
+def profile(llm, sampling_params, batch, path, tokens=24):
+    """What `variants.stop_profile` found on the first rank, per step; prefill included (one step of ``tokens``)."""
     from benchmarks import variants
 
     prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
     params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
     llm.collective_rpc(variants.start_profile)
     llm.generate(prompts, params, use_tqdm=False)
-    kernels = llm.collective_rpc(variants.stop_profile)[0]
-    return {name: (count / tokens, ms / tokens) for name, (count, ms) in kernels.items()}
+    kernels, gaps = (
+        {name: [value / tokens for value in values] for name, values in table.items()}
+        for table in llm.collective_rpc(variants.stop_profile, args=(path,))[0]
+    )
+    return {"kernels": kernels, "gaps": gaps}
 
 
 class Engine(engine.Engine):

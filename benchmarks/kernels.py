@@ -12,8 +12,7 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.timing import graph_ms
-from confident_decoding.bench.results import machine
+from benchmarks.timing import graph_ms, machine
 from confident_decoding.kernels import twins
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Rule
 from confident_decoding.model_head import RmsNorm

@@ -10,12 +10,14 @@ median over rounds of the ratio to the stock engine of the same round.
 
 import argparse
 import json
+import re
 import tempfile
 from pathlib import Path
 
 from benchmarks.engine import Engine
 from benchmarks.shapes import SHAPES, write_shape
-from confident_decoding.bench.results import machine, medians
+from benchmarks.timing import machine
+from confident_decoding.bench.results import medians
 
 SWITCH = "enable_multi_layer_entropy_selection"
 SETTINGS = {
@@ -25,30 +27,59 @@ SETTINGS = {
     "dense": {"dense": True},
     "threshold 0.01": {"min_entropy": 0.01, "under": 0.64},
     "planned, no graphs": {"eager": True},
+    "final layer only": {"final": True},
     "plain recipe": {"plain": True},
 }
 """Each but stock is a variant of one engine with the switch on (`benchmarks.variants`)."""
+AGAIN = "stock again"
+"""A second stock engine: how far apart are two engines that do the same?"""
 FORCED = ("planned", "planned, no graphs", "threshold 0.01")
 """Settings whose time depends on the depths, for which each histogram is measured."""
 CPU_ONLY_SETTINGS = ("stock", "planned")
 
 
 def show_profiles(args, engines, variants):
-    """Where a step's time on the GPU goes: kernels that take longer or shorter than in stock."""
+    """Where a step's time on the GPU goes: kernels that take longer or shorter than in stock, and idle time."""
     for batch in args.batch:
-        stock = engines["stock"].ask(do="profile", batch=batch)["kernels"]
-        print(f"B={batch} stock: {sum(ms for _, ms in stock.values()):.3f} ms of kernels a step")
+        path = str(args.profile / "B{}-{}.json.gz")
+        stock = engines["stock"].ask(do="profile", batch=batch, path=path.format(batch, "stock"))
+        show_profile(f"B={batch}, stock", stock, {"kernels": {}, "gaps": {}}, 6)
         for key, engine in engines.items():
-            for name, variant in variants if key != "stock" else []:
-                if variant is None:
+            for name, variant in variants:
+                if variant is None or key in ("stock", AGAIN):
                     continue
                 engine.ask(do="variant", variant=variant)
-                mine = engine.ask(do="profile", batch=batch)["kernels"]
-                print(f"  {name}, {key}: {sum(ms for _, ms in mine.values()):.3f} ms of kernels a step")
-                more = {k: mine.get(k, (0, 0))[1] - stock.get(k, (0, 0))[1] for k in {*mine, *stock}}
-                for kernel in sorted(more, key=lambda k: -abs(more[k]))[:14]:
-                    calls = mine.get(kernel, (0, 0))[0]
-                    print(f"    {more[kernel]:+8.4f} ms  {calls:6.2f} calls  {kernel[:90]}", flush=True)
+                label = re.sub(r"[^\w.]+", "-", f"{name}-{key}")
+                mine = engine.ask(do="profile", batch=batch, path=path.format(batch, label))
+                show_profile(f"B={batch}, {name}, {key}", mine, stock, 12)
+
+
+def show_profile(name, mine, stock, most):
+    """Ms a step, and the largest differences to stock."""
+    print(name)
+    for kind, table in mine.items():
+        print(f"  {kind}: {sum(row[1] for row in table.values()):.3f} ms a step; more than stock:")
+        none = [0, 0, 0]
+        more = {k: table.get(k, none)[1] - stock[kind].get(k, none)[1] for k in {*table, *stock[kind]}}
+        for what in sorted(more, key=lambda k: -abs(more[k]))[:most]:
+            row = table.get(what, none)
+            late = f"  host late {row[2]:.2f}" if kind == "gaps" else ""
+            print(f"    {more[what]:+8.4f} ms  {row[0]:6.2f} times{late}  {what[:86]}", flush=True)
+
+
+def show_parts(args, engines, variants):
+    """Ms of the parts of a step on the GPU, by events: nothing is slowed down."""
+    for batch in args.batch:
+        for _ in range(2):
+            for key, engine in engines.items():
+                for name, variant in variants:
+                    if (variant is None) != (key in ("stock", AGAIN)):
+                        continue
+                    if variant is not None:
+                        engine.ask(do="variant", variant=variant)
+                    parts = engine.ask(do="split", batch=batch, tokens=args.tokens)["ms"]
+                    shown = ", ".join(f"{part} {ms:.3f}" for part, ms in parts.items())
+                    print(f"B={batch} {name}, {key}, ms: {shown}", flush=True)
 
 
 def cases(args, on_gpu):
@@ -79,9 +110,9 @@ def measure(args, engines, variants):
         times = {}
         for name, variant in variants:
             for key, engine in engines.items():
-                if (variant is None) != (key == "stock"):
+                if (variant is None) != (key in ("stock", AGAIN)):
                     continue
-                label = name if variant is None or len(engines) == 2 else f"{name}, {key}"
+                label = key if variant is None else name if len(args.layers) == 1 else f"{name}, {key}"
                 if variant is not None and args.variants:
                     engine.ask(do="variant", variant=variant)
                 times[label] = {}
@@ -119,11 +150,13 @@ def parse():
     parser.add_argument("--layers", type=int, nargs="+", default=[10], help="candidate layers, an engine each")
     parser.add_argument("--settings", nargs="+", choices=[n for n in SETTINGS if n != "stock"])
     parser.add_argument("--forced", nargs="+", default=[], choices=["paper", "smollm2"], help="histograms of depths")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--rounds", type=int, default=5, help="0: only what --profile and --split show")
     parser.add_argument("--tokens", type=int, default=128)
     parser.add_argument("--prefill", type=int, default=0, help="also time a prompt of so many tokens, in one chunk")
     parser.add_argument("--delay", type=float, nargs="+", help="first show how ms of the host change stock's step")
-    parser.add_argument("--profile", action="store_true", help="only show where the GPU's time goes beside stock's")
+    parser.add_argument("--profile", type=Path, help="first show where the GPU's time goes; traces go to this folder")
+    parser.add_argument("--split", action="store_true", help="first show the parts of a step's time")
+    parser.add_argument("--again", action="store_true", help="also a second stock engine")
     parser.add_argument("--memory", action="store_true", help="also peak memory (GPU)")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tensor-parallel-size", type=int, default=1)
@@ -160,6 +193,8 @@ def main():
             **{name: json.loads(value) for name, value in (option.split("=", 1) for option in args.option)},
         }
         engines = {"stock": Engine("stock", options, Path(folder) / "stock.log")}
+        if args.again:
+            engines[AGAIN] = Engine(AGAIN, options, Path(folder) / "again.log")
         for layers in args.layers:
             config = {SWITCH: True, "trough_max_backtrack_layers": layers}
             name = f"K={layers}"
@@ -170,6 +205,9 @@ def main():
         args.variants = torch.cuda.is_available()  # on a CPU there is one setting: as it is
         if args.profile:
             show_profiles(args, engines, variants)
+        if args.split:
+            show_parts(args, engines, variants)
+        if not args.rounds:
             return
         used = memory(args, engines) if args.memory else None
         rounds = measure(args, engines, variants)

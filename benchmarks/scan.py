@@ -13,10 +13,9 @@ from pathlib import Path
 
 import torch
 
-from benchmarks.timing import graph_ms
+from benchmarks.timing import graph_ms, machine
 from benchmarks.variants import HISTOGRAMS, Forced
 from confident_decoding import device_scan, planner
-from confident_decoding.bench.results import machine
 from confident_decoding.config import ConfidentDecodingConfig
 from confident_decoding.kernels import statistics_of_finished
 from confident_decoding.model_head import ModelHead, RmsNorm

@@ -1,6 +1,10 @@
-"""Timing on a GPU without launch gaps."""
+"""Timing on a GPU without launch gaps, and what it ran on."""
 
+import os
 import statistics
+import subprocess
+
+from confident_decoding.bench import results
 
 
 def graph_ms(work, rounds=7, repeats=4):
@@ -24,3 +28,14 @@ def graph_ms(work, rounds=7, repeats=4):
         torch.cuda.synchronize()
         times.append(start.elapsed_time(end) / repeats)
     return statistics.median(times)
+
+
+def machine():
+    """Hardware, versions and commit, for the head of a result."""
+    commit = os.environ.get("COMMIT")  # of a copy whose repository is elsewhere, or older
+    try:
+        git = ["git", "rev-parse", "--short", "HEAD"]
+        commit = commit or subprocess.run(git, capture_output=True, text=True, check=True).stdout.strip()
+    except (OSError, subprocess.CalledProcessError):
+        commit = "unknown"
+    return {**results.machine(), "commit": commit}

@@ -6,6 +6,11 @@ after it. That costs one more kernel a round.
 """
 
 import dataclasses
+import gzip
+import json
+import statistics
+from collections import defaultdict
+from itertools import pairwise
 
 import torch
 
@@ -15,6 +20,8 @@ HISTOGRAMS = {
 }
 """Shares of depth 0 to 9: as the paper reports for large models, and as measured on SmolLM2."""
 STEPS, ROWS = 64, 2048
+LEAST_GAP_US = 4
+"""Idle time that is more than the GPU's own between two kernels of a stream."""
 UNDER = 0.005
 """Final entropy (nats) of rows that a threshold of 0.01 keeps."""
 
@@ -103,7 +110,7 @@ def apply_variant(worker, variant):
     """Make the worker's next steps a variant.
 
     Keys: ``p``, ``min_entropy``, ``dense`` (no rounds), ``eager`` (no CUDA graphs), ``plain`` (`plain_recipe`),
-    ``histogram`` and ``under`` (`Forced`).
+    ``final`` (`final_only`), ``histogram`` and ``under`` (`Forced`).
     """
     from confident_decoding import planner
     from confident_decoding.kernels import triton_operations
@@ -115,7 +122,7 @@ def apply_variant(worker, variant):
     head._plan = dataclasses.replace(plan, p=variant.get("p", 1.0), min_entropy=variant.get("min_entropy", 0.0))
     planner.rows_per_read = (lambda *args, **kwargs: None) if variant.get("dense") else per_read
     head._graphs = graphs and not variant.get("eager")
-    head._plain = plain_recipe(head) if variant.get("plain") else None
+    head._plain = plain_recipe(head) if variant.get("plain") else final_only(head) if variant.get("final") else None
     type(head).__call__ = dispatch
     triton_operations.decide = decide
     if variant.get("histogram"):
@@ -126,7 +133,7 @@ def apply_variant(worker, variant):
             return decide(statistics, candidates, *rest)
 
         triton_operations.decide = forced_decide
-    if not variant.get("plain"):
+    if head._plain is None:
         head._warm, head._replays = False, None
         rows = worker.vllm_config.scheduler_config.max_num_seqs
         width = len(plan.depths) * head._hidden
@@ -158,7 +165,7 @@ def delay_head(worker, ms):
 
 
 def dispatch(head, *args):
-    """`SelectingHead.__call__`, or the plain recipe in its place."""
+    """`SelectingHead.__call__`, or what stands in its place."""
     if head._plain is not None and args[1].shape[-1] != head._hidden:
         return head._plain(*args)
     return STOCK_CALL(head, *args)
@@ -188,6 +195,15 @@ def plain_recipe(head):
     return call
 
 
+def final_only(head):
+    """The final layer's logits and no scan: what capturing and packing cost."""
+
+    def call(lm_head, packed, bias):
+        return head._stock(lm_head, packed[:, : head._hidden].contiguous(), bias)
+
+    return call
+
+
 def _stock_call():
     from confident_decoding.plugin.head import SelectingHead
 
@@ -197,20 +213,85 @@ def _stock_call():
 STOCK_CALL = _stock_call()
 
 
+def split_steps(worker):
+    """Mark the GPU's stream before and after each forward and head call from now on; see `step_parts`."""
+    from confident_decoding.plugin.anatomy import logits_processor
+
+    worker.marks, worker.unmarked = [], []
+    graphs = getattr(worker.model_runner, "cudagraph_manager", None)  # the V2 model runner's
+    if hasattr(graphs, "run_fullgraph"):
+        mark(worker, graphs, "run_fullgraph")
+    mark(worker, logits_processor(worker.model_runner.get_model()), "_apply_head")
+
+
+def mark(worker, owner, name):
+    """Events around each call of ``owner.name``."""
+    whole = getattr(owner, name)
+
+    def marked(*args):
+        before, after = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        before.record()
+        result = whole(*args)
+        after.record()
+        worker.marks.append((name, before, after))
+        return result
+
+    setattr(owner, name, marked)
+    worker.unmarked.append((owner, name, whole))
+
+
+def step_parts(worker):
+    """Median ms of each part of a step, of the second half of the steps since `split_steps`."""
+    torch.cuda.synchronize()
+    for owner, name, whole in worker.unmarked:
+        setattr(owner, name, whole)
+    parts = defaultdict(list)
+    for (name, before, after), (following, start, _) in pairwise(worker.marks[len(worker.marks) // 2 :]):
+        parts[name].append(before.elapsed_time(after))
+        parts[f"{name} to {following}"].append(after.elapsed_time(start))
+    return {name: statistics.median(times) for name, times in parts.items()}
+
+
 def start_profile(worker):
     """Record the kernels of this worker's next steps."""
     worker.profiler_of_kernels = torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA])
     worker.profiler_of_kernels.start()
 
 
-def stop_profile(worker):
-    """``{kernel: (calls, ms)}`` since `start_profile`."""
+def stop_profile(worker, path):
+    """``{kernel: (calls, ms)}`` since `start_profile`, and ``{"a -> b": (times, ms, late)}`` of the GPU's idle time.
+
+    Idle between the end of ``a`` and the start of ``b``; ``late`` is how often ``b`` was launched after ``a`` ended,
+    so that the host is to blame. The trace itself, for Perfetto, is written to ``path`` (``.json.gz``).
+    """
     torch.cuda.synchronize()
     worker.profiler_of_kernels.stop()
-    kernels = {}
-    for event in worker.profiler_of_kernels.key_averages():
-        kernels[event.key] = event.count, event.self_device_time_total / 1000
-    return kernels
+    worker.profiler_of_kernels.export_chrome_trace(path)
+    with gzip.open(path) as file:
+        events = json.load(file)["traceEvents"]
+    launches = {
+        event["args"]["correlation"]: event["ts"]
+        for event in events
+        if event.get("cat") in ("cuda_runtime", "cuda_driver") and "correlation" in event.get("args", {})
+    }
+    work = [event for event in events if event.get("cat") in ("kernel", "gpu_memcpy", "gpu_memset")]
+    kernels, gaps = defaultdict(lambda: [0, 0.0]), defaultdict(lambda: [0, 0.0, 0])
+    end, last = None, ""
+    for event in sorted(work, key=lambda event: event["ts"]):
+        count(kernels[event["name"]], event["dur"] / 1000)
+        if end is not None and event["ts"] - end > LEAST_GAP_US:
+            gap = gaps[f"{last[:40]} -> {event['name'][:40]}"]
+            count(gap, (event["ts"] - end) / 1000)
+            gap[2] += launches.get(event["args"].get("correlation"), 0) > end
+        if end is None or event["ts"] + event["dur"] > end:
+            end, last = event["ts"] + event["dur"], event["name"]
+    return dict(kernels), dict(gaps)
+
+
+def count(place, ms):
+    """One more, of so many ms."""
+    place[0] += 1
+    place[1] += ms
 
 
 def peak_memory(worker, reset):

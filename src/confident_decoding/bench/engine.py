@@ -26,7 +26,7 @@ TEXTS = (
 
 
 class EngineError(RuntimeError):
-    """An engine failed; the message is its own, or that its process ended (its log then says why).
+    """An engine failed; the message is its own, or that its process ended (with the end of its log as a note).
 
     Attributes:
         name: The engine's.
@@ -94,7 +94,9 @@ class Engine:
     def _read(self) -> Any:
         line = self._answers.readline()
         if not line:
-            raise EngineError(self.name, f"ended with status {self._process.wait()}")
+            error = EngineError(self.name, f"ended with status {self._process.wait()}")
+            error.add_note(self.log.read_text(errors="replace")[-5000:])
+            raise error
         answer = json.loads(line)
         if "error" in answer:
             raise EngineError(self.name, answer["error"])

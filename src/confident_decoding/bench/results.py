@@ -4,7 +4,6 @@ import importlib.metadata
 import os
 import platform
 import statistics
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -35,14 +34,9 @@ def medians(rounds: Sequence[Times]) -> dict[str, dict[Any, dict[str, float]]]:
 
 
 def machine() -> dict[str, Any]:
-    """Hardware, versions and, in a checkout, the commit."""
+    """Hardware and versions."""
     import torch
 
-    try:
-        commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=True)
-        found = commit.stdout.strip()
-    except (OSError, subprocess.CalledProcessError):
-        found = os.environ.get("COMMIT", "unknown")  # a copy without its repository
     return {
         "cpu": _cpu(),
         "cores": os.cpu_count(),
@@ -50,7 +44,6 @@ def machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "torch": torch.__version__,
         **{name: version(name) for name in ("triton", "vllm", "confident-decoding")},
-        "commit": found,
     }
 
 
