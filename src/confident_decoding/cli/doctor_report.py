@@ -25,7 +25,7 @@ Rows = Iterator[tuple[str, str]]
 def show(report: dict[str, Any]) -> None:
     """Print it: the machine, the model, warnings, problems with their remedies."""
     console = Console(highlight=False)
-    _part(console, f"confident-decoding {report['packages'].get('confident-decoding', '(not installed)')}")
+    _part(console, f"confident-decoding {report['packages']['confident-decoding']}")
     _table(console, machine_rows(report))
     if report["model"]:
         _part(console, report["name"])

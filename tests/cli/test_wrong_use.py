@@ -1,0 +1,74 @@
+"""Commands that cannot start: one message, status 2 or 1, nothing left behind; no vLLM is needed for it."""
+
+import importlib.util
+
+import pytest
+from typer.testing import CliRunner
+
+from confident_decoding.cli.app import app
+
+
+@pytest.fixture
+def prompts(tmp_path):
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('"Why?"\n')
+    return path
+
+
+def run(*arguments):
+    return CliRunner().invoke(app, [str(argument) for argument in arguments], env={"COLUMNS": "200"})
+
+
+@pytest.mark.parametrize(
+    ("arguments", "says"),
+    [
+        (["compare", "m"], "Missing argument 'prompts'"),
+        (["compare", "/no/model", "{prompts}"], "there is no model at '/no/model'"),
+        (["compare", "m", "/no/prompts"], "cannot read the prompts in /no/prompts: No such file"),
+        (["compare", "m", "{prompts}", "--additional-config", '{"p": 0}'], "there is nothing to compare"),
+        (
+            ["compare", "m", "{prompts}", "--additional-config", '{"enable_multi_layer_entropy_selection": false}'],
+            "there is nothing to compare",
+        ),
+        (["compare", "m", "{prompts}", "--html", "/no/folder/page.html"], "there is no folder /no/folder"),
+        (["compare", "m", "{prompts}", "--max-tokens", "0"], "--max-tokens"),
+        (["bench", "/no/model"], "there is no model at '/no/model'"),
+        (["bench", "m", "--batch", "1,x"], "Give whole numbers from 1"),
+        (["bench", "m", "--batch", "0"], "Give whole numbers from 1"),
+        (["bench", "m", "--batch", ""], "Give whole numbers from 1"),
+        (["bench", "m", "--additional-config", '{"p": 7}'], "p=7"),
+    ],
+)
+def test_wrong_use(arguments, says, prompts):
+    before = set(prompts.parent.iterdir())
+    done = run(*(argument.format(prompts=prompts) if argument == "{prompts}" else argument for argument in arguments))
+    assert done.exit_code == 2
+    assert says in done.stderr
+    assert done.stdout == ""
+    assert set(prompts.parent.iterdir()) == before
+
+
+@pytest.mark.parametrize("command", ["compare", "bench"])
+def test_without_vllm(command, prompts, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else found(name, *rest))
+    done = run(command, "m", *([prompts] if command == "compare" else []))
+    assert done.exit_code == 1
+    assert "vLLM is not installed in this environment" in done.stderr
+
+
+def test_a_page_without_jinja(prompts, monkeypatch):
+    found = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name, *rest: None if name == "jinja2" else found(name, *rest)
+    )
+    done = run("compare", "m", prompts, "--html", prompts.parent / "page.html")
+    assert done.exit_code == 2
+    assert "install confident-decoding[analysis]" in done.stderr
+
+
+def test_help_names_every_command():
+    text = run("--help").stdout
+    for name in ("doctor", "compare", "bench"):
+        assert name in text
+        assert run(name, "--help").exit_code == 0
