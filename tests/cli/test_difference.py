@@ -84,3 +84,14 @@ def test_pieces_are_the_text(tokenizer, text):
 def test_a_character_cut_off_is_still_shown(tokenizer):
     ids = tokenizer("a 😀")["input_ids"][:-1]
     assert "".join(pieces(ids, tokenizer.decode)) == tokenizer.decode(ids)
+
+
+def test_spaces_of_a_decoder_that_drops_the_first():
+    """As SentencePiece's do: a token's space shows only behind another token."""
+    from tokenizers.decoders import Metaspace
+
+    words = ["▁The", "▁sea", "s", "▁rise", "."]
+    decoder = Metaspace()
+    assert decoder.decode(words[1:]) == "seas rise."
+    found = pieces(range(5), lambda ids: decoder.decode([words[i] for i in ids]))
+    assert found == ["The", " sea", "s", " rise", "."]

@@ -108,6 +108,22 @@ CONTRACTS: tuple[Contract, ...] = (
     Contract("vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model"),
     Contract("vllm.v1.worker.gpu_worker", "Worker.determine_available_memory"),
     Contract("vllm.v1.worker.cpu_worker", "CPUWorker.compile_or_warm_up_model"),
+    # What the command line asks of vLLM (cli/engines.py, cli/probe.py, cli/compare.py).
+    Contract("vllm.engine.arg_utils", "EngineArgs.add_cli_args", ("parser",)),
+    Contract("vllm.engine.arg_utils", "EngineArgs.from_cli_args", ("cls", "args")),
+    Contract("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ("usage_context",)),
+    Contract("vllm.engine.arg_utils", "EngineArgs.create_model_config", ()),
+    Contract("vllm.utils.argparse_utils", "FlexibleArgumentParser"),
+    Contract("vllm.entrypoints.llm", "LLM.from_engine_args", ("cls", "engine_args")),
+    Contract("vllm.model_executor.models.registry", "_ModelRegistry", attributes=("models",)),
+    Contract("vllm.model_executor.models.registry", "_LazyRegisteredModel.load_model_cls", ()),
+    Contract(
+        "vllm.model_executor.models.registry", "_ModelRegistry.resolve_model_cls", ("architectures", "model_config")
+    ),
+    Contract("vllm.config.model", "ModelConfig.registry", ()),
+    Contract("vllm.config.model", "ModelConfig.architecture", ()),
+    Contract("vllm.config.model", "ModelConfig.get_vocab_size", ()),
+    Contract("vllm.plugins.__init__", "load_general_plugins", ()),
 )
 
 
