@@ -7,6 +7,7 @@ import sys
 
 import pytest
 from conftest import ENGINE_ENV, ROOT, on
+from models.checkpoints import BEYOND, CHECKPOINTS, LISTED
 
 pytestmark = pytest.mark.engine
 
@@ -27,6 +28,10 @@ NO_DEVICE = """
 import vllm.platforms
 from vllm.platforms.interface import UnspecifiedPlatform
 vllm.platforms._current_platform = UnspecifiedPlatform()
+"""
+CHANGED_FORWARD = """
+from confident_decoding.plugin import missing_capture
+missing_capture.KNOWN_FORWARDS["MixtralModel"] = frozenset()
 """
 
 
@@ -65,6 +70,21 @@ def configurations(tmp_path_factory):
         config.save_pretrained(folder)
         made[name] = str(folder)
     return made
+
+
+@pytest.fixture(scope="module")
+def proven(tmp_path_factory):
+    """What `look` finds of every architecture that there is evidence for, from its configuration."""
+    import transformers
+
+    cases = {}
+    for tag in LISTED + BEYOND:
+        made, folder = CHECKPOINTS[tag], tmp_path_factory.mktemp(tag)
+        config = getattr(transformers, made.config)(**made.arguments)
+        config.architectures = [made.architecture]
+        config.save_pretrained(folder)
+        cases[tag] = {"spec": {"model": str(folder), "options": "", "additional_config": on()}}
+    return look(cases)
 
 
 @pytest.fixture(scope="module")
@@ -129,6 +149,17 @@ def test_a_capture_of_our_own(found):
     assert (found["mixtral"]["model"]["capture"], found["mixtral"]["model"]["inner"]) == ("ours", "MixtralModel")
 
 
+@pytest.mark.parametrize("tag", LISTED + BEYOND)
+def test_what_is_proven_is_not_refused(proven, tag):
+    model = proven[tag]["model"]
+    assert proven[tag]["problems"] == []
+    assert (model["architecture"], model["layers"]) == (CHECKPOINTS[tag].architecture, 6)
+    ours = ("MixtralModel", "Qwen2MoeModel", "Gemma2Model", "Gemma3Model")
+    text = ("Mistral3ForConditionalGeneration",)  # whatever text model its configuration has
+    kind = "ours" if model["inner"] in ours else "text model" if tag in text else "captures"
+    assert model["capture"] == kind
+
+
 def test_an_architecture_without_capture(found):
     (problem,) = found["gpt2"]["problems"]
     assert found["gpt2"]["model"]["capture"] == "none"
@@ -156,14 +187,28 @@ def test_an_option_that_vllm_does_not_know(found):
     assert found["unknown option"]["problems"] == []
 
 
-def test_a_machine_without_a_device(configurations):
-    spec = {"model": configurations["llama"], "options": "", "additional_config": on()}
-    (found,) = look({"llama": {"spec": spec}}, before=NO_DEVICE).values()
+@pytest.fixture(scope="module")
+def odd(configurations):
+    """A vLLM without a device, and one in which Mixtral's forward has changed."""
+    specs = {
+        name: {"spec": {"model": configurations[name], "options": "", "additional_config": on()}}
+        for name in ("llama", "mixtral")
+    }
+    return look(specs, before=NO_DEVICE + CHANGED_FORWARD)
+
+
+def test_a_machine_without_a_device(odd):
+    found = odd["llama"]
+    (problem,) = found["problems"]
     assert found["device"] is None
-    assert "no device that it can run on" in found["problems"][0]["what"]
-    assert "CPU build" in found["problems"][0]["remedy"]
-    assert len(found["problems"]) == 1
+    assert "no device that it can run on" in problem["what"]
+    assert "CPU build" in problem["remedy"]
     assert (found["model"]["layers"], "serving" in found["model"]) == (12, False)
+
+
+def test_a_forward_that_the_plugin_does_not_know(odd):
+    assert odd["mixtral"]["model"]["capture"] == "none"
+    assert "MixtralForCausalLM cannot run" in odd["mixtral"]["problems"][1]["what"]
 
 
 def test_the_command(smollm2):
