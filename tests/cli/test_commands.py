@@ -138,6 +138,20 @@ def test_bench(smollm2):
     assert result["machine"]["vllm"]
 
 
+@pytest.mark.parametrize(
+    ("options", "env", "status", "says"),
+    [
+        ("", {"VLLM_PLUGINS": "other"}, 1, "vLLM does not load the plugin. VLLM_PLUGINS=other leaves it out."),
+        ("--pipeline-parallel-size 2", {}, 2, "with pipeline parallelism Confident Decoding is not active"),
+    ],
+)
+def test_bench_measures_no_engine_that_would_be_standard(smollm2, options, env, status, says):
+    done = command("bench", smollm2, "--vllm", options, env=env)
+    assert done.returncode == status
+    assert says in done.stderr
+    assert done.stdout == ""
+
+
 def test_bench_says_which_engine_failed(smollm2):
     done = command("bench", smollm2, "--one-at-a-time", "--vllm", "--max-model-len 100000")
     assert done.returncode == 1

@@ -37,6 +37,7 @@ def run(*arguments):
         (["bench", "m", "--batch", "0"], "Give whole numbers from 1"),
         (["bench", "m", "--batch", ""], "Give whole numbers from 1"),
         (["bench", "m", "--additional-config", '{"p": 7}'], "p=7"),
+        (["bench", "m", "--additional-config", '{"enable_multi_layer_entropy_selection": false}'], "off"),
     ],
 )
 def test_wrong_use(arguments, says, prompts):

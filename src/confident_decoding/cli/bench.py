@@ -15,8 +15,15 @@ from rich.table import Table
 from confident_decoding.bench import engine as engines
 from confident_decoding.bench.results import Times, machine, medians
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import engine_args, explain, output_aside, require_vllm
-from confident_decoding.cli.inputs import check_model, fail, read_additional_config
+from confident_decoding.cli.engines import (
+    WrongUseError,
+    engine_args,
+    explain,
+    output_aside,
+    require_plugin,
+    require_vllm,
+)
+from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config
 from confident_decoding.cli.outputs import print_json
 
 STOCK, CONFIDENT = "stock", "confident"
@@ -49,6 +56,8 @@ def bench(
     The status is 0 if it was measured, 1 if something failed, 2 for wrong use.
     """
     values = read_additional_config(additional_config)
+    if not values[SWITCH]:
+        fail(f"--additional-config switches Confident Decoding off: leave {SWITCH} out, or true.")
     batches = _batches(batch)
     check_model(model)
     require_vllm()
@@ -59,16 +68,23 @@ def bench(
         **({} if one_at_a_time else {"gpu_memory_utilization": 0.45}),
     }
     with output_aside(verbose):
-        engine_args(model, vllm, values, **defaults)  # wrong options are told before an engine starts
+        arguments = engine_args(model, vllm, values, **defaults)  # wrong options are told before an engine starts
+        require_plugin()
+        if arguments.pipeline_parallel_size > 1:
+            raise WrongUseError(
+                "with pipeline parallelism Confident Decoding is not active, so there is nothing to measure. Use "
+                "--tensor-parallel-size."
+            )
     spec = {"model": model, "options": vllm, "defaults": defaults}
     specs = {
-        STOCK: {**spec, "additional_config": {}},
+        STOCK: {**spec, "additional_config": {**values, SWITCH: False}},
         CONFIDENT: {**spec, "additional_config": values},
     }
     groups = [[STOCK], [CONFIDENT]] if one_at_a_time else [[STOCK, CONFIDENT]]
     measured: list[Times] = [{} for _ in range(rounds)]
     total = 2 * len(batches) * (rounds + 1)
-    with Progress(console=Console(stderr=True), transient=True) as progress:
+    terminal = Console(stderr=True)
+    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
         task = progress.add_task("Starting vLLM", total=total)
         for group in groups:
             progress.update(task, description=f"Starting vLLM ({' and '.join(group)})")

@@ -9,7 +9,14 @@ from typing import Annotated, Any, TextIO
 import typer
 
 from confident_decoding.cli import compare_report, options
-from confident_decoding.cli.engines import WrongUseError, engine_args, output_aside, require_vllm, spinner
+from confident_decoding.cli.engines import (
+    WrongUseError,
+    engine_args,
+    output_aside,
+    require_plugin,
+    require_vllm,
+    spinner,
+)
 from confident_decoding.cli.inputs import Prompt, check_model, fail, read_additional_config, read_prompts
 from confident_decoding.cli.outputs import check_target, print_json, write_text
 from confident_decoding.cli.pairs import Answer, Pair, summary
@@ -103,15 +110,12 @@ def start(model: str, options: str, additional_config: dict[str, Any], terminal:
         RuntimeError: The plugin is not loaded.
         Exception: vLLM cannot serve the model, in its own words.
     """
-    from confident_decoding.plugin import visible
-
     with spinner(terminal, f"Starting vLLM with {model} ..."):
         from vllm import LLM
 
         # A prompt's second answer would otherwise begin from cached blocks, in chunks of another size.
         arguments = engine_args(model, options, additional_config, enable_prefix_caching=False)
-        if problem := visible.why_not_loaded():
-            raise RuntimeError(f"vLLM does not load the plugin. {problem.what} {problem.remedy}")
+        require_plugin()
         return LLM.from_engine_args(arguments)
 
 

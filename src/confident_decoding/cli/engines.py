@@ -42,6 +42,18 @@ def require_vllm() -> None:
         )
 
 
+def require_plugin() -> None:
+    """vLLM must load the plugin: without it "confident" would silently be standard decoding.
+
+    Raises:
+        RuntimeError: It does not; the message has the remedy.
+    """
+    from confident_decoding.plugin import visible
+
+    if problem := visible.why_not_loaded():
+        raise RuntimeError(f"vLLM does not load the plugin. {problem.what} {problem.remedy}")
+
+
 def engine_args(model: str, options: str, additional_config: dict[str, Any], **defaults: Any) -> Any:
     """vLLM's ``EngineArgs`` from options as ``vllm serve`` takes them.
 
