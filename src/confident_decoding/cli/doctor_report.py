@@ -89,6 +89,7 @@ def model_rows(report: dict[str, Any]) -> Rows:
     yield "method", f"{model['select_method']}, p={plan['p']:g}; {scan}"
     yield "candidates", f"{len(layers)}: layers {', '.join(map(str, layers))} of 0 to {model['layers'] - 1}"
     if serving := model.get("serving"):
-        tokens = serving["max_num_batched_tokens"]
-        yield "memory", f"packed rows add {model['packed_bytes'] / 2**20:.1f} MiB at max_num_batched_tokens={tokens}"
+        size, tokens = f"{model['packed_bytes'] / 2**20:.1f} MiB", serving["max_num_batched_tokens"]
+        also = "the captured states as much while a forward ends"
+        yield "memory", f"packed rows add {size} at max_num_batched_tokens={tokens}, and {also}"
         yield "cost", " ".join(filter(None, [model["expected_cost"], model.get("measured")]))
