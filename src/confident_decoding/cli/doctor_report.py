@@ -62,7 +62,7 @@ def machine_rows(report: dict[str, Any]) -> Rows:
     yield "Python", f"{report['python']}, {report['platform']}"
     yield "packages", ", ".join(f"{name} {version}" for name, version in others.items()) or "none"
     yield "supported", f"vLLM {RANGE}"
-    if device := report.get("device"):
+    if device := report["device"]:
         yield "device", "; ".join([device["type"], *device["names"]])
     if report["environment"]:
         yield "environment", " ".join(f"{name}={value}" for name, value in report["environment"].items())

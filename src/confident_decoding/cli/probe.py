@@ -127,14 +127,15 @@ def serving(engine: Any) -> dict[str, Any]:
 
     config, parallel = engine.model_config, engine.parallel_config
     columns = config.get_vocab_size() // parallel.tensor_parallel_size
+    device, invariant = torch.device(engine.device_config.device_type), bool(vllm.envs.VLLM_BATCH_INVARIANT)
     return {
         "max_num_batched_tokens": engine.scheduler_config.max_num_batched_tokens,
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
         "lora": engine.lora_config is not None,
-        "batch_invariant": bool(vllm.envs.VLLM_BATCH_INVARIANT),
+        "batch_invariant": invariant,
         "rows_per_read": planner.rows_per_read(
-            torch.device(engine.device_config.device_type), config.get_hidden_size(), columns, config.dtype, plain=True
+            device, config.get_hidden_size(), columns, config.dtype, plain=not invariant
         ),
     }
 

@@ -63,7 +63,11 @@ def _missing_hook() -> Problem | None:
 
     remedy = f"Report it with this output; until then use a vLLM release that is supported (here is {__version__})."
     for contract in _HOOKED:
-        if problem := contracts.check_live(contract, importlib.import_module(contract.module)):
+        try:
+            problem = contracts.check_live(contract, importlib.import_module(contract.module))
+        except ImportError as error:
+            problem = str(error)
+        if problem:
             return Problem(f"vLLM has changed: {problem}.", remedy)
     if not (loader.hooked() and front_end.hooked()):
         return Problem("vLLM called the plugin, but its hooks are not in place.", remedy)
