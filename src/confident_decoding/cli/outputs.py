@@ -50,7 +50,7 @@ def writing(path: Path) -> Iterator[Path]:
             os.fsync(file.fileno())  # some file systems tell of a full disk no earlier
         partial.replace(target)
     except OSError as error:
-        fail(f"cannot write {path}: {error.strerror or error}. Nothing was left there.", status=1)
+        fail(f"cannot write {path}: {error.strerror or error}. Nothing half-written is left.", status=1)
     finally:
         partial.unlink(missing_ok=True)
 
