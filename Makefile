@@ -6,7 +6,7 @@ MODEL ?=
 ARGS ?=
 RUN := .venv/bin/python
 
-.PHONY: help setup demo serve test test-all lint types unit kernels engines contracts bench lock clean
+.PHONY: help setup demo serve test test-all lint types unit kernels engines contracts bench docs dist lock clean
 
 help:            ## show this list
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*## /\t/' | expand -t 14
@@ -48,8 +48,14 @@ contracts: setup ## check what the hooks rely on against every supported vLLM re
 bench: setup     ## overhead of a decode step on this machine
 	$(RUN) -m benchmarks.overhead $(ARGS)
 
+docs: setup      ## the documentation as a site in ./site, strictly
+	$(RUN) -m mkdocs build --strict
+
+dist: setup      ## sdist and wheel in ./dist, and the wheel tried in an empty environment
+	tools/dist.sh
+
 lock:            ## resolve requirements/cpu.in again
 	tools/lock.sh
 
 clean:           ## remove .venv and caches of the tools
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv site dist .pytest_cache .mypy_cache .ruff_cache .hypothesis

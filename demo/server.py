@@ -62,9 +62,18 @@ def running(
         ServerError: It ended or was not healthy in time.
     """
     port = free_port()
+    with started(command(model, port, additional_config, *options), port, log, timeout=timeout, env=env) as url:
+        yield url
+
+
+@contextlib.contextmanager
+def started(
+    line: list[str], port: int, log: Path, timeout: float = 600, env: dict[str, str] | None = None
+) -> Iterator[str]:
+    """The same for a command line that starts a server on ``port``."""
     with log.open("w") as out:
         process = subprocess.Popen(
-            command(model, port, additional_config, *options),
+            line,
             stdout=out,
             stderr=subprocess.STDOUT,
             stdin=subprocess.DEVNULL,
