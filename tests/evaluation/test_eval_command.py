@@ -29,9 +29,9 @@ dataset_path: json
 dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
 output_type: generate_until
-doc_to_text: "2 + 2 = 4\\n7 + 5 = 12\\n{{{{question}}}} ="
+doc_to_text: "7 + 5 = 12\\n{{{{question}}}} ="
 doc_to_target: "{{{{answer}}}}"
-generation_kwargs: {{until: ["\\n"], max_gen_toks: 6}}
+generation_kwargs: {{until: ["\\n"], max_gen_toks: 4}}
 filter_list:
   - name: number
     filter: [{{function: regex, regex_pattern: "([0-9]+)"}}, {{function: take_first}}]
@@ -89,9 +89,20 @@ def command(smollm2, tmp_path_factory):
 def evaluated(command, sums, tmp_path_factory):
     """The main run: its output, its folder."""
     folder = tmp_path_factory.mktemp("eval") / "run"
-    arguments = ["--tasks", f"{CAPITALS},{OPPOSITES}", "--tasks", sums[0], "-s", "trough", "-s", "p=0.5", "-o", folder]
-    out, err = command(*arguments, "--json")
-    return {"arguments": arguments, "out": out, "err": err, "folder": folder}
+    out, _ = command("--tasks", f"{CAPITALS},{OPPOSITES}", "--tasks", sums[0], "-o", folder, "--json")
+    assert (folder / "results.json").read_text() == out
+    return out, folder
+
+
+@pytest.fixture(scope="module")
+def extended(evaluated, command, sums):
+    """A second run in the same folder: one part is missing, and a setting is added to the generative tasks."""
+    _, folder = evaluated
+    missing, _ = kept(folder, "sums", "trough")
+    before = {path: path.read_bytes() for path in (folder / "answers").iterdir()}
+    missing.unlink()
+    out, err = command("--tasks", f"{CAPITALS},{sums[0]}", "-s", "trough", "-s", "p=0.5", "-o", folder)
+    return {"before": before, "missing": missing, "out": out, "err": err}
 
 
 def kept(folder, task, setting):
@@ -113,15 +124,14 @@ def encode(smollm2):
 
 
 def test_one_json_document_of_all_tasks_and_settings(evaluated):
-    results = json.loads(evaluated["out"])
-    assert json.loads((evaluated["folder"] / "results.json").read_text()) == results
+    results = json.loads(evaluated[0])
     assert [(entry["task"], entry["setting"], entry["questions"]) for entry in results["results"]] == [
-        (task, setting, questions)
-        for task, questions in (("shipped_capitals", 12), ("shipped_opposites", 12), ("sums", 200))
-        for setting in ("trough", "p=0.5")
+        ("shipped_capitals", "trough", 12),
+        ("shipped_opposites", "trough", 12),
+        ("sums", "trough", 200),
     ]
     assert results["settings"]["standard"] == {"additional_config": {}, "layers": [29]}
-    assert results["settings"]["p=0.5"]["layers"] == list(range(29, 19, -1))
+    assert results["settings"]["trough"]["layers"] == list(range(29, 19, -1))
 
 
 def numbers(result):
@@ -135,32 +145,29 @@ def numbers(result):
 
 
 def test_scores_and_differences_are_those_of_the_answers(evaluated, sums):
-    results = json.loads(evaluated["out"])["results"]
-    right = {}
-    for setting in ("standard", "trough", "p=0.5"):
-        answers = numbers(kept(evaluated["folder"], "sums", setting)[1])
-        right[setting] = [answer == a + b for answer, (a, b) in zip(answers, sums[1], strict=True)]
+    out, folder = evaluated
+    right, chosen = {}, sums[1]
+    for setting in ("standard", "trough"):
+        answers = numbers(kept(folder, "sums", setting)[1])
+        right[setting] = [answer == a + b for answer, (a, b) in zip(answers, chosen, strict=True)]
     print({setting: sum(values) for setting, values in right.items()})
     assert 0 < sum(right["standard"]) < 200, "too easy or too hard to say anything"
-    for entry in results:
-        if entry["task"] != "sums":
-            continue
-        (metric,) = entry["metrics"]
-        mine = right[entry["setting"]]
-        assert metric["standard"] == pytest.approx(sum(right["standard"]) / 200)
-        assert metric["score"] == pytest.approx(sum(mine) / 200)
-        assert metric["difference"] == pytest.approx((sum(mine) - sum(right["standard"])) / 200)
-        assert metric["gained"] == sum(x and not y for x, y in zip(mine, right["standard"], strict=True))
-        assert metric["lost"] == sum(y and not x for x, y in zip(mine, right["standard"], strict=True))
-        assert metric["interval"][0] <= metric["difference"] <= metric["interval"][1]
-        assert 0 < entry["answers_changed"] <= 1
-        assert 0 < entry["tokens_changed"] < 1
+    (entry,) = (entry for entry in json.loads(out)["results"] if entry["task"] == "sums")
+    (metric,) = entry["metrics"]
+    pairs = list(zip(right["standard"], right["trough"], strict=True))
+    assert metric["standard"] == pytest.approx(sum(right["standard"]) / 200)
+    assert metric["score"] == pytest.approx(sum(right["trough"]) / 200)
+    assert metric["difference"] == pytest.approx((sum(right["trough"]) - sum(right["standard"])) / 200)
+    assert (metric["gained"], metric["lost"]) == (pairs.count((False, True)), pairs.count((True, False)))
+    assert metric["interval"][0] <= metric["difference"] <= metric["interval"][1]
+    assert 0 < entry["answers_changed"] < 1
+    assert 0 < entry["tokens_changed"] < 1
 
 
 @pytest.mark.parametrize(("setting", "window"), [("standard", 0), ("trough", 9)])
 def test_answers_are_those_of_the_method(setting, window, evaluated, oracle, encode, sums):
-    _, result = kept(evaluated["folder"], "sums", setting)
-    prompts = [encode(f"2 + 2 = 4\n7 + 5 = 12\n{a} + {b} =") for a, b in sums[1]]
+    _, result = kept(evaluated[1], "sums", setting)
+    prompts = [encode(f"7 + 5 = 12\n{a} + {b} =") for a, b in sums[1]]
     ties = [
         follow(oracle, prompts[sample["question"]], sample["tokens"][0], window=window)
         for sample in result["samples"][:15]
@@ -170,7 +177,7 @@ def test_answers_are_those_of_the_method(setting, window, evaluated, oracle, enc
 
 @pytest.mark.parametrize(("setting", "window"), [("standard", 0), ("trough", 9)])
 def test_log_likelihoods_are_of_the_layers_that_the_method_selects(setting, window, evaluated, oracle, encode):
-    _, result = kept(evaluated["folder"], "shipped_opposites", setting)
+    _, result = kept(evaluated[1], "shipped_opposites", setting)
     docs = [json.loads(line) for line in (ROOT / "tests/evaluation/tasks/opposites.jsonl").open()]
     deep = ties = 0
     for sample in result["samples"][:5]:
@@ -192,28 +199,37 @@ def test_log_likelihoods_are_of_the_layers_that_the_method_selects(setting, wind
     assert (deep > 0) == (window > 0), "the method must have selected other layers than the final one"
 
 
-def test_p_one_half_mixes(evaluated):
-    for task in ("sums", "shipped_opposites"):
-        found = {
-            setting: [sample.get("loglikelihoods", sample["answer"]) for sample in result["samples"]]
-            for setting in ("standard", "trough", "p=0.5")
-            for result in [kept(evaluated["folder"], task, setting)[1]]
-        }
-        assert len({str(answers) for answers in found.values()}) == 3, task
-
-
-def test_a_second_run_does_only_what_is_missing_and_gives_the_same_numbers(evaluated, command):
-    """Of a unit that mixes, behind other units in its engine the first time and alone in it the second."""
-    folder = evaluated["folder"]
-    path, _ = kept(folder, "sums", "p=0.5")
-    files = {path: path.read_bytes() for path in folder.rglob("*.json")}
-    path.unlink()
-    out, err = command(*evaluated["arguments"])
-    assert "8 of 9 parts were finished before." in err
-    assert re.findall(r"^(.*) done$", err, re.M) == ["sums: p=0.5"]
-    assert {path: path.read_bytes() for path in folder.rglob("*.json")} == files
+def test_a_second_run_does_only_what_is_missing_and_gives_the_same_numbers(evaluated, extended):
+    """The repeated part came behind others in its engine the first time, and came first the second."""
+    assert "3 of 6 parts were finished before." in extended["err"]
+    done = re.findall(r"^(.*) done$", extended["err"], re.M)
+    assert done == ["shipped_capitals: p=0.5", "sums: trough", "sums: p=0.5"]
+    for path, content in extended["before"].items():
+        assert path.read_bytes() == content, path.name
     for words in ("sums", "exact_match (number)", "p=0.5", "McNemar p", "tokens changed"):
-        assert words in out
+        assert words in extended["out"]
+
+
+def test_p_one_half_mixes_the_two(evaluated, extended, oracle, encode, sums):
+    """Each token is one that the final layer, or the selected one, would have chosen."""
+    _, folder = evaluated
+    chosen = {}
+    for setting in ("standard", "trough", "p=0.5"):
+        chosen[setting] = [sample["tokens"][0] for sample in kept(folder, "sums", setting)[1]["samples"]]
+    assert len({str(tokens) for tokens in chosen.values()}) == 3
+    places = [n for n in range(200) if chosen["standard"][n] != chosen["trough"][n]][:12]
+    taken = set()
+    for n in places:
+        a, b = sums[1][n]
+        prompt, tokens = encode(f"7 + 5 = 12\n{a} + {b} ="), chosen["p=0.5"][n]
+        ids = [*prompt, *tokens[:-1]]
+        both = zip(*(oracle.select(ids, len(prompt) - 1, window=window) for window in (0, 9)), strict=True)
+        for token, rows in zip(tokens, both, strict=True):
+            best = [int(logits.argmax()) for logits, *_ in rows]
+            assert token in best or min(margin for _, _, _, margin in rows) < TIE
+            if best[0] != best[1]:
+                taken.add(best.index(token))
+    assert taken == {0, 1}, "both must have been taken"
 
 
 @pytest.mark.slow
@@ -233,7 +249,7 @@ def test_settings_that_share_an_engine_answer_as_in_engines_of_their_own(command
 
 
 @pytest.mark.slow
-def test_interrupted_on_a_full_disk_and_finished_it_gives_the_same_numbers(command, evaluated, sums, tmp_path):
+def test_interrupted_on_a_full_disk_and_finished_it_gives_the_same_numbers(command, sums, tmp_path):
     import resource
 
     folder = tmp_path / "run"
@@ -253,7 +269,7 @@ def test_interrupted_on_a_full_disk_and_finished_it_gives_the_same_numbers(comma
     assert not (folder / "results.json").exists()
 
     def full():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.RLIM_INFINITY))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
     _, err = command(*arguments, status=1, preexec_fn=full)
     assert err.count("error:") == 1
@@ -266,5 +282,8 @@ def test_interrupted_on_a_full_disk_and_finished_it_gives_the_same_numbers(comma
     assert {path.name for path in finished} < set(names)
 
     command(*arguments)
-    for path in evaluated["folder"].rglob("*.json"):
-        assert (folder / path.relative_to(evaluated["folder"])).read_bytes() == path.read_bytes(), path.name
+    command(*arguments[:-1], tmp_path / "at once")
+    for path in (tmp_path / "at once").rglob("*.json"):
+        assert (folder / path.relative_to(tmp_path / "at once")).read_bytes() == path.read_bytes(), path.name
+    answers = [str(kept(folder, "shipped_opposites", name)[1]["samples"]) for name in ("standard", "trough", "p=0.5")]
+    assert len(set(answers)) == 3

@@ -12,7 +12,7 @@ from tqdm import tqdm  # type: ignore[import-untyped]
 from vllm.platforms import current_platform
 
 from confident_decoding.evaluation.describe import load_tasks
-from confident_decoding.evaluation.protocol import Send
+from confident_decoding.evaluation.protocol import RefusedError, Send
 
 
 class Model(VLLM):  # type: ignore[misc]
@@ -33,6 +33,9 @@ class Model(VLLM):  # type: ignore[misc]
         for request in requests:
             text, options = request.args
             options = dict(options)
+            if not options.get("do_sample"):
+                # As lm-eval documents it; left out, its vLLM class would sample at vLLM's default temperature.
+                options.setdefault("temperature", 0.0)
             if self.asked is not None:
                 options["extra_args"] = {**options.get("extra_args", {}), **self.asked}
             question = (request.task_name, request.doc_id, request.idx)
@@ -41,6 +44,24 @@ class Model(VLLM):  # type: ignore[misc]
             repeats[question] += 1
             own.append(dataclasses.replace(request, arguments=(text, options)))
         return super().generate_until(own, disable_tqdm=disable_tqdm)  # type: ignore[no-any-return]
+
+    def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+        """Log-likelihoods of continuations."""
+        self._check_own_engine(requests)
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)  # type: ignore[no-any-return]
+
+    def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
+        """Log-likelihoods of texts."""
+        self._check_own_engine(requests)
+        return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)  # type: ignore[no-any-return]
+
+    def _check_own_engine(self, requests: list[Any]) -> None:
+        """Log-likelihoods are of the engine's setting, so a unit that has only requests of its own cannot have them."""
+        if self.asked is not None:
+            raise RefusedError(
+                f"task {requests[0].task_name!r} generates text and reads log-likelihoods too: settings cannot share "
+                "an engine for that. Evaluate it with --own-engines."
+            )
 
     def _draws(self, options: dict[str, Any]) -> bool:
         sampled = bool(options.get("do_sample")) or float(options.get("temperature") or 0) > 0
@@ -157,9 +178,8 @@ def _sample(sample: dict[str, Any], lm: Model) -> dict[str, Any]:
         },
     }
     responses = [response for request in sample["resps"] for response in request]
-    if all(isinstance(response, str) for response in responses):
-        tokens = [lm.tok_encode(response, add_special_tokens=False) for response in responses]
-        return {**kept, "answer": responses, "tokens": tokens}
+    if texts := [response for response in responses if isinstance(response, str)]:
+        return {**kept, "answer": texts, "tokens": [lm.tok_encode(text, add_special_tokens=False) for text in texts]}
     likelihoods = [float(response[0] if isinstance(response, tuple | list) else response) for response in responses]
     # Choices with an empty context only measure how likely an answer is without its question.
     asked = [

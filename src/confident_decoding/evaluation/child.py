@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import Any
 
-from confident_decoding.evaluation.protocol import RefusedError
+from confident_decoding.evaluation.protocol import RefusedError, text_of
 
 
 def main() -> None:
@@ -36,7 +36,7 @@ def main() -> None:
             send("error", message=str(error), status=2)
         except Exception as error:
             traceback.print_exc()
-            send("error", message=f"{type(error).__name__}: {error}", status=1)
+            send("error", message=text_of(error), status=1)
         else:
             send("end")
 

@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from confident_decoding.evaluation.protocol import RefusedError, Send
+from confident_decoding.evaluation.protocol import RefusedError, Send, text_of
 
 PACKAGES = ("confident-decoding", "lm-eval", "vllm", "torch", "transformers")
 
@@ -42,7 +42,6 @@ def describe(
     """
     _check_folder(model)
     loaded = load_tasks(tasks, include_path)
-    layers, files, device = _model(model, model_args)
     facts = {}
     for name, task in loaded["tasks"].items():
         if getattr(task, "UNSAFE_CODE", False) and not allow_unsafe_code:
@@ -52,6 +51,9 @@ def describe(
         if getattr(task, "MULTIMODAL", False):
             raise RefusedError(f"task {name!r} has images; tasks of text alone can be compared.")
         facts[name] = _facts(task, limit)
+        if not facts[name]["questions"]:
+            raise RefusedError(f"task {name!r} has no questions.")
+    layers, files, device = _model(model, model_args)
     groups = {name: [task.task_name for task in group.get_all_tasks()] for name, group in loaded["groups"].items()}
     versions = {}
     for package in PACKAGES:
@@ -62,7 +64,7 @@ def describe(
 
 def _check_folder(model: str) -> None:
     """What can be wrong with a path, before anything slow."""
-    folder = Path(model).expanduser()
+    folder = Path(model)
     give = "Give a checkpoint's folder, or a model's name on the hub."
     if not folder.exists() and (model.startswith(("/", ".", "~")) or model.count("/") > 1):
         raise RefusedError(f"there is no model in {model}: no such folder. {give}")
@@ -89,7 +91,7 @@ def _model(model: str, model_args: dict[str, Any]) -> tuple[int, str, str]:
         arguments = {key: value for key, value in model_args.items() if key in fields}
         config = EngineArgs(model=model, **arguments).create_model_config()
     except Exception as error:
-        raise RefusedError(f"the model {model!r} cannot be read: {error}") from error
+        raise RefusedError(f"the model {model!r} cannot be read: {text_of(error)}") from error
     if config.runner_type != "generate":
         raise RefusedError(f"the model {model!r} does not generate text (vLLM runs it as {config.runner_type!r}).")
     commit = getattr(config.hf_config, "_commit_hash", None)
@@ -109,12 +111,8 @@ def load_tasks(tasks: list[str], include_path: list[str]) -> Any:
     for name in files:
         if not Path(name).is_file():
             raise RefusedError(f"there is no task file {name}.")
-    if files == tasks:  # reading all of lm-eval's own takes seconds, and only groups may refer to them
-        with contextlib.suppress(Exception):
-            loaded = TaskManager(include_path=include_path or None, include_defaults=False).load(files)
-            if not loaded["groups"]:
-                return loaded
-    manager = TaskManager(include_path=include_path or None)
+    # To read all of lm-eval's own takes seconds.
+    manager = TaskManager(include_path=include_path or None, include_defaults=files != tasks)
     specs: list[str] = []
     for name in tasks:
         found = [name] if name in files else manager.match_tasks([name])
@@ -129,7 +127,7 @@ def load_tasks(tasks: list[str], include_path: list[str]) -> Any:
     try:
         return manager.load(specs)
     except Exception as error:
-        raise RefusedError(f"the tasks {', '.join(tasks)} cannot be loaded: {type(error).__name__}: {error}") from error
+        raise RefusedError(f"the tasks {', '.join(tasks)} cannot be loaded: {text_of(error)}") from error
 
 
 def _facts(task: Any, limit: int | None) -> dict[str, Any]:

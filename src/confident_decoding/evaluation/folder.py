@@ -36,9 +36,9 @@ class RunFolder:
         self._path, self._run, self._write = path, run, write
         if path.exists() and not path.is_dir():
             raise FolderError(f"{path} is not a folder. Give a folder for the results; it need not exist.")
-        there = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
-        if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-            raise FolderError(f"{path} cannot be written: {there} is no folder that you may write in. Give another.")
+        ancestor = next(folder for folder in (path.absolute(), *path.absolute().parents) if folder.exists())
+        if not ancestor.is_dir() or not os.access(ancestor, os.W_OK | os.X_OK):
+            raise FolderError(f"{path} cannot be written: {ancestor} is no folder that you may write in. Give another.")
         if not path.exists() or not any(path.iterdir()):
             return
         other = "Give another --output, or delete the folder if it is no longer wanted."
