@@ -53,6 +53,13 @@ def test_what_a_request_cannot_ask_for_has_an_engine_of_its_own():
     assert engine.units[1].arguments == {"confident_p": 1.0, "confident_select_method": "trough-m1"}
 
 
+def test_a_request_asks_for_the_window_not_the_candidates():
+    """Half of 30 layers are 15 candidates, and half of those the window."""
+    (engine,) = arranged(["ratio=0.5"], GENERATIVE)
+    assert engine.additional_config == on(trough_max_backtrack_layers=8)
+    assert engine.units[1].arguments == {"confident_p": 1.0, "confident_max_backtrack_layers": 8}
+
+
 def test_log_likelihoods_need_an_engine_for_each_setting():
     assert brief(arranged(["trough", "last-m1"], CHOICE)) == [
         ({}, [("choices", "standard")]),

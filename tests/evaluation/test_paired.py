@@ -26,9 +26,9 @@ def test_by_hand():
 
 
 def test_the_interval_by_hand():
-    """12 questions of which 6 are gained: the resampled difference is Binomial(12, 1/2) / 12, whose distribution
-    function is 79/4096 = 0.019 at 2 and 299/4096 = 0.073 at 3, so the 2.5% quantile is 3/12, the 97.5% one 9/12."""
-    assert compare([0] * 12, [0, 1] * 6, seed=0).interval == pytest.approx((3 / 12, 9 / 12))
+    """16 questions of which 8 are gained: the resampled difference is Binomial(16, 1/2) / 16, whose distribution
+    function is 697/65536 = 0.011 at 3 and 2517/65536 = 0.038 at 4: the 2.5% quantile is 4/16, the 97.5% one 12/16."""
+    assert compare([0] * 16, [0, 1] * 8, seed=0).interval == pytest.approx((4 / 16, 12 / 16))
 
 
 def test_pairs_are_kept_together():

@@ -72,7 +72,7 @@ def test_a_score_that_is_no_mean_has_no_interval():
     assert metric["interval"] is metric["p"] is metric["gained"] is None
 
 
-def test_each_filter_has_its_scores_and_answers_count_once():
+def test_each_filter_has_its_scores():
     def both(right_a, right_b, answer):
         return [
             {**generated(0, right_a, answer), "filter": "strict"},
@@ -83,7 +83,8 @@ def test_each_filter_has_its_scores_and_answers_count_once():
     trough = result(*both(1, 1, "ac"), scores={"exact_match,strict": 1.0, "exact_match,loose": 1.0})
     (entry,) = compared(standard, trough)
     assert (entry["questions"], entry["answers_changed"], entry["tokens_changed"]) == (1, 1.0, 0.5)
-    assert [(m["filter"], m["difference"]) for m in entry["metrics"]] == [("strict", 1.0), ("loose", 0.0)]
+    found = [(m["filter"], m["difference"], m["gained"], m["note"]) for m in entry["metrics"]]
+    assert found == [("strict", 1.0, 1, None), ("loose", 0.0, 0, None)]
 
 
 def choice(question, right, answer):

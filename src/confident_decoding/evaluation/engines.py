@@ -96,9 +96,7 @@ def _shared(settings: Iterable[Setting], num_layers: int) -> dict[str, tuple[dic
 
 def _candidates(plan: SelectionPlan) -> int:
     """Candidates that an engine must have to serve ``plan`` on request."""
-    if plan.fixed_depth is not None:
-        return plan.fixed_depth + 1
-    return plan.candidates if plan.shift > 0 else plan.window + 1
+    return (plan.window if plan.fixed_depth is None else plan.fixed_depth) + 1
 
 
 def _arguments(plan: SelectionPlan | None, wide: SelectionPlan) -> dict[str, Any] | None:

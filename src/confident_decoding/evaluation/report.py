@@ -70,9 +70,8 @@ def _changes(pairs: list[tuple[Result, Result]]) -> dict[str, float | None]:
     """Shares of answers and of tokens that are not those of standard decoding."""
     answers = changed = places = moved = 0
     for a, b in pairs:
-        first = a["samples"][0]["filter"]
         for x, y in zip(a["samples"], b["samples"], strict=True):
-            if x["filter"] != first or x["answer"] is None:
+            if x["answer"] is None:
                 continue
             answers += 1
             changed += x["answer"] != y["answer"]
