@@ -27,11 +27,16 @@ _SET_HERE = {
 
 
 def evaluate(
-    model: Annotated[str, typer.Argument(help="Folder of a checkpoint, or a model's name on the hub.")],
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder of a checkpoint, or a model's name on the hub.")
+    ],
     tasks: Annotated[
         list[str],
         typer.Option(
-            "--tasks", "-t", help="Tasks of lm-evaluation-harness: names, patterns or YAML files, with commas between."
+            "--tasks",
+            "-t",
+            metavar="NAMES",
+            help="Tasks of lm-evaluation-harness: names, patterns or YAML files, with commas between.",
         ),
     ],
     setting: Annotated[
@@ -39,6 +44,7 @@ def evaluate(
         typer.Option(
             "--setting",
             "-s",
+            metavar="SETTING",
             help="What to compare with standard decoding; may be given several times. Parts with commas between: "
             "a method ('trough', 'trough-p1', 'last-m8') and p=, window=, ratio=, min_entropy=. "
             "Default: 'trough', the paper's.",
@@ -46,21 +52,29 @@ def evaluate(
         ),
     ] = None,
     ablate_p: Annotated[
-        str | None, typer.Option(help="Also each of these p, for example '0.25,0.5,0.75'.", show_default=False)
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Also each of these p, for example '0.25,0.5,0.75'.", show_default=False),
     ] = None,
     ablate_layers: Annotated[
         str | None,
-        typer.Option(help="Also always the layer so many before the final one: '1-4,8'.", show_default=False),
+        typer.Option(
+            metavar="NUMBERS", help="Also always the layer so many before the final one: '1-4,8'.", show_default=False
+        ),
     ] = None,
     output: Annotated[
         Path,
         typer.Option(
-            "--output", "-o", help="Folder for results. The same command again goes on where the last one stopped."
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for results. The same command again goes on where the last one stopped.",
         ),
     ] = Path("confident-eval"),
     include_path: Annotated[
         list[Path] | None,
-        typer.Option(help="Folder with task files of your own; may be given several times.", show_default=False),
+        typer.Option(
+            metavar="FOLDER", help="Folder with task files of your own; may be given several times.", show_default=False
+        ),
     ] = None,
     limit: Annotated[
         int | None, typer.Option(min=1, help="Only so many questions of each task.", show_default=False)
@@ -71,7 +85,9 @@ def evaluate(
     apply_chat_template: Annotated[
         bool, typer.Option("--apply-chat-template", help="Put prompts into the model's chat template.")
     ] = False,
-    system_instruction: Annotated[str | None, typer.Option(help="System message in front of each prompt.")] = None,
+    system_instruction: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="System message in front of each prompt.")
+    ] = None,
     gen_kwargs: Annotated[
         str | None,
         typer.Option(help="Generation options instead of the tasks' own, JSON: '{\"max_gen_toks\": 512}'."),
@@ -79,8 +95,9 @@ def evaluate(
     model_args: Annotated[
         str | None,
         typer.Option(
+            metavar="JSON",
             help="Further arguments of vLLM's engine (and of lm-eval's vllm model), JSON: "
-            '\'{"max_model_len": 4096, "tensor_parallel_size": 2}\'.'
+            '\'{"max_model_len": 4096, "tensor_parallel_size": 2}\'.',
         ),
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of everything that draws: the same seed, the same numbers.")] = 1234,
@@ -154,7 +171,7 @@ def evaluate(
         from confident_decoding.evaluation.report import table
 
         console = Console()
-        (console if console.is_terminal else Console(width=160)).print(table(results["results"]))
+        (console if console.is_terminal else Console(width=200)).print(table(results["results"]))
 
 
 def _need(*modules: str) -> None:
