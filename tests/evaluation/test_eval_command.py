@@ -8,6 +8,7 @@ import itertools
 import json
 import os
 import re
+import resource
 import signal
 import subprocess
 import sys
@@ -180,7 +181,7 @@ def test_log_likelihoods_are_of_the_layers_that_the_method_selects(setting, wind
     _, result = kept(evaluated[1], "shipped_opposites", setting)
     docs = [json.loads(line) for line in (ROOT / "tests/evaluation/tasks/opposites.jsonl").open()]
     deep = ties = 0
-    for sample in result["samples"][:5]:
+    for sample in result["samples"][:4]:
         doc = docs[sample["question"]]
         context = f"The opposite of left is right.\nThe opposite of {doc['word']} is"
         for choice, found in zip(doc["choices"], sample["loglikelihoods"], strict=True):
@@ -234,9 +235,9 @@ def test_p_one_half_mixes_the_two(evaluated, extended, oracle, encode, sums):
 
 @pytest.mark.slow
 def test_settings_that_share_an_engine_answer_as_in_engines_of_their_own(command, sums, tmp_path):
-    texts = ["trough", "trough-p1", "trough-m1", "last-m1", "window=3", "p=0.5,window=4", "min_entropy=0.5"]
+    texts = ["trough", "trough-p1", "last-m1", "p=0.5,window=4"]
     settings = [word for text in texts for word in ("-s", text)]
-    arguments = ["--tasks", f"{CAPITALS},{sums[0]}", "--limit", "25", *settings]
+    arguments = ["--tasks", f"{CAPITALS},{sums[0]}", "--limit", "12", *settings]
     command(*arguments, "-o", tmp_path / "shared")
     command(*arguments, "-o", tmp_path / "own", "--own-engines")
     answers = {}
@@ -245,17 +246,15 @@ def test_settings_that_share_an_engine_answer_as_in_engines_of_their_own(command
             (_, shared), (_, own) = kept(tmp_path / "shared", task, setting), kept(tmp_path / "own", task, setting)
             assert shared == own, f"{task}: {setting}"
             answers[setting] = answers.get(setting, "") + str([sample["answer"] for sample in own["samples"]])
-    assert len(set(answers.values())) >= len(texts), "too alike to say anything"
+    assert len(set(answers.values())) == len(answers), "too alike to say anything"
 
 
 @pytest.mark.slow
-def test_interrupted_on_a_full_disk_and_finished_it_gives_the_same_numbers(command, sums, tmp_path):
-    import resource
-
+def test_a_run_that_was_stopped_goes_on_and_gives_the_numbers_of_one_that_was_not(command, tmp_path):
+    """Also where log-likelihoods mix."""
+    arguments = ["--tasks", f"{CAPITALS},{OPPOSITES}", "-s", "trough", "-s", "p=0.5", "-o"]
     folder = tmp_path / "run"
-    arguments = ["--tasks", f"{CAPITALS},{OPPOSITES}", "--tasks", sums[0], "-s", "trough", "-s", "p=0.5", "-o", folder]
-
-    process = command.start(*arguments)
+    process = command.start(*arguments, folder)
     for line in process.stderr:
         if "done" in line:
             break
@@ -264,26 +263,30 @@ def test_interrupted_on_a_full_disk_and_finished_it_gives_the_same_numbers(comma
     assert process.returncode == 1
     assert "Finished parts are kept" in err
     assert "Traceback" not in err
-    finished = sorted((folder / "answers").iterdir())
-    assert len(finished) >= 1
     assert not (folder / "results.json").exists()
+    finished = {path: path.stat().st_mtime_ns for path in (folder / "answers").iterdir()}
+    assert finished
+    command(*arguments, folder)
+    assert all(path.stat().st_mtime_ns == time for path, time in finished.items()), "computed again"
+    command(*arguments, tmp_path / "at once")
+    files = sorted((tmp_path / "at once").rglob("*.json"))
+    assert len(files) == 8
+    for path in files:
+        assert (folder / path.relative_to(tmp_path / "at once")).read_bytes() == path.read_bytes(), path.name
+    answers = [str(kept(folder, "shipped_opposites", name)[1]["samples"]) for name in ("standard", "trough", "p=0.5")]
+    assert len(set(answers)) == 3
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_one_message_and_leaves_nothing(command, sums, tmp_path):
+    """No file of the command and its children grows beyond 20 kB: a write fails as on a full disk."""
 
     def full():
         resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
 
-    _, err = command(*arguments, status=1, preexec_fn=full)
+    _, err = command("--tasks", sums[0], "-o", tmp_path / "run", status=1, preexec_fn=full)
     assert err.count("error:") == 1
     assert "cannot write" in err
-    assert "sums--standard" in err.replace("\n", "")
+    assert "sums--standard" in err
     assert "Traceback" not in err
-    names = sorted(path.name for path in folder.rglob("*"))
-    assert not [name for name in names if "partial" in name]
-    assert not [name for name in names if name.startswith("sums")]
-    assert {path.name for path in finished} < set(names)
-
-    command(*arguments)
-    command(*arguments[:-1], tmp_path / "at once")
-    for path in (tmp_path / "at once").rglob("*.json"):
-        assert (folder / path.relative_to(tmp_path / "at once")).read_bytes() == path.read_bytes(), path.name
-    answers = [str(kept(folder, "shipped_opposites", name)[1]["samples"]) for name in ("standard", "trough", "p=0.5")]
-    assert len(set(answers)) == 3
+    assert list(tmp_path.iterdir()) == []
