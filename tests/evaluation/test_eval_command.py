@@ -64,7 +64,7 @@ def command(smollm2, tmp_path_factory):
     env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "VLLM_"))}
     env |= {**ENV, "HF_DATASETS_CACHE": str(cache)}
 
-    def start(*arguments, **options):
+    def start(*arguments, env=env, **options):
         code = "from confident_decoding.cli import main; main()"
         return subprocess.Popen(
             [sys.executable, "-c", code, "eval", smollm2, *map(str, arguments), "--model-args", json.dumps(ENGINE)],
@@ -82,7 +82,7 @@ def command(smollm2, tmp_path_factory):
         assert process.returncode == status, err
         return out, err
 
-    run.start = start
+    run.start, run.env = start, env
     return run
 
 
@@ -289,4 +289,14 @@ def test_a_full_disk_is_one_message_and_leaves_nothing(command, sums, tmp_path):
     assert "cannot write" in err
     assert "sums--standard" in err
     assert "Traceback" not in err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.slow
+def test_without_the_plugin_nothing_is_compared(command, tmp_path):
+    """Every setting would be standard decoding."""
+    env = {**command.env, "CONFIDENT_DECODING_DISABLE": "1"}
+    _, err = command("--tasks", CAPITALS, "-o", tmp_path / "run", status=2, env=env)
+    assert "did not load the confident-decoding plugin" in err
+    assert "CONFIDENT_DECODING_DISABLE" in err
     assert list(tmp_path.iterdir()) == []

@@ -96,7 +96,7 @@ def test_somebody_elses_folder_and_files_are_refused(tmp_path):
 
 def test_a_full_disk_at_the_first_unit_leaves_nothing(tmp_path, capsys):
     with pytest.raises(typer.Exit) as failed, small_disk(1000):
-        opened(tmp_path / "run").keep(UNIT, ON, {"samples": ["x" * 5000]})
+        opened(tmp_path / "new" / "run").keep(UNIT, ON, {"samples": ["x" * 5000]})
     assert failed.value.exit_code == 1
     assert everything(tmp_path) == []
     assert "cannot write" in capsys.readouterr().err

@@ -9,6 +9,7 @@ from typing import Any
 import lm_eval  # type: ignore[import-untyped]
 from lm_eval.models.vllm_causallms import VLLM  # type: ignore[import-untyped]
 from tqdm import tqdm  # type: ignore[import-untyped]
+from vllm import SamplingParams
 from vllm.platforms import current_platform
 
 from confident_decoding.evaluation.describe import load_tasks
@@ -65,13 +66,8 @@ class Model(VLLM):  # type: ignore[misc]
 
     def _draws(self, options: dict[str, Any]) -> bool:
         sampled = bool(options.get("do_sample")) or float(options.get("temperature") or 0) > 0
-        return sampled or 0 < self.mixing < 1
-
-    @property
-    def mixing(self) -> float:
-        """The probability p that generated tokens are decoded with."""
-        config = self.model.llm_engine.vllm_config.additional_config or {}
-        return float((self.asked or {}).get("confident_p", config.get("p", 1.0)))
+        of_engine = (self.model_args["additional_config"] or {}).get("p", 1.0)
+        return sampled or 0 < (self.asked or {}).get("confident_p", of_engine) < 1
 
 
 def _seed(*parts: object) -> int:
@@ -105,10 +101,12 @@ def answer(
     """
     loaded = load_tasks(tasks, include_path)["tasks"]
     if current_platform.is_cpu():
-        # There a request with a seed whose prompt comes in parts ends the engine ("CPU Generator does not use offset").
+        # There a request with a seed whose prompt comes in parts ends vLLM ("CPU Generator does not use offset").
         model_args = {"enable_chunked_prefill": False, **model_args}
     lm = Model(pretrained=model, seed=seed, **model_args, additional_config=additional_config)
     lm.seed = seed
+    if additional_config:
+        _check_active(lm.model)
     lm.model.generate = _reporting(lm.model.generate, send)
     for unit in units:
         send("start", task=unit["task"], setting=unit["setting"])
@@ -125,6 +123,28 @@ def answer(
             **evaluation,
         )
         send("unit", task=unit["task"], setting=unit["setting"], **_result(found, unit["task"], lm))
+
+
+def _check_active(engine: Any) -> None:
+    """An engine with the plugin refuses a request for p = 2; one without it knows no such argument.
+
+    Raises:
+        RefusedError: The plugin is not active, so that all settings would be standard decoding.
+    """
+    try:
+        engine.generate(
+            [{"prompt_token_ids": [0]}],
+            SamplingParams(max_tokens=1, detokenize=False, extra_args={"confident_p": 2}),
+            use_tqdm=False,
+        )
+    except ValueError as error:
+        if "confident_p" in str(error):
+            return
+        raise
+    raise RefusedError(
+        "vLLM did not load the confident-decoding plugin, so every setting would be standard decoding. Look at "
+        "VLLM_PLUGINS (confident_decoding must be in it, if it is set) and CONFIDENT_DECODING_DISABLE."
+    )
 
 
 def _reporting(generate: Callable[..., Any], send: Send) -> Callable[..., Any]:

@@ -75,10 +75,11 @@ class RunFolder:
 
     def keep(self, unit: Unit, depends_on: Any, result: dict[str, Any]) -> None:
         """Write a finished unit."""
-        made = [folder for folder in (self._path / ANSWERS, self._path) if not folder.exists()]
+        answers = self._path / ANSWERS
+        made = [folder for folder in (answers, *answers.parents) if not folder.exists()]
         kept = {"task": unit.task, "setting": unit.setting, "arguments": unit.arguments, "depends_on": depends_on}
         with _unmade(made):
-            (self._path / ANSWERS).mkdir(parents=True, exist_ok=True)
+            answers.mkdir(parents=True, exist_ok=True)
             if not (self._path / RUN).exists():
                 self._write(self._path / RUN, _text(self._run))
             self._write(self._file(unit), json.dumps({**kept, "result": result}, ensure_ascii=False) + "\n")
