@@ -207,7 +207,7 @@ def test_a_second_run_does_only_what_is_missing_and_gives_the_same_numbers(evalu
     assert done == ["shipped_capitals: p=0.5", "sums: trough", "sums: p=0.5"]
     for path, content in extended["before"].items():
         assert path.read_bytes() == content, path.name
-    for words in ("sums", "exact_match (number)", "p=0.5", "McNemar p", "tokens changed"):
+    for words in ("sums", "exact_match (number)", "p=0.5", "McNemar", "95% interval"):
         assert words in extended["out"]
 
 

@@ -1,10 +1,12 @@
 """Results side by side: scores, differences, changes."""
 
+import io
+
 import pytest
 from rich.console import Console
 
 from confident_decoding.evaluation.folder import FolderError
-from confident_decoding.evaluation.report import NOT_A_MEAN, build, table
+from confident_decoding.evaluation.report import NOT_A_MEAN, build, tables
 
 
 def generated(question, right, *answers, prompt=None, tokens=None, chosen="none"):
@@ -115,9 +117,15 @@ def test_a_groups_questions_are_pooled():
     assert pooled["answers_changed"] == 3 / 6
 
 
-def test_the_table_shows_each_number():
-    console = Console(width=160, record=True, file=open("/dev/null", "w"))  # noqa: SIM115
-    console.print(table(compared(STANDARD, TROUGH)))
-    text = console.export_text()
-    for part in ("words", "4", "exact_match", "trough", "0.500", "0.750", "+0.250", "1.0000", "75.0%", "50.0%"):
-        assert part in text
+@pytest.mark.parametrize("width", [80, 120])
+def test_tables_show_each_number_whole(width):
+    entries = compared(STANDARD, TROUGH)
+    entries += [{**entry, "setting": "trough-p1,p=0.5,window=12"} for entry in entries]
+    console = Console(width=width, record=True, file=io.StringIO())
+    console.print(*tables(entries), sep="\n")
+    text = " ".join(console.export_text().split())
+    assert text.startswith("words: exact_match, 4 questions")
+    low, high = entries[0]["metrics"][0]["interval"]
+    assert "standard 0.500" in text
+    assert text.count(f"0.750 +0.250 {low:+.3f}, {high:+.3f} 1.0000 75.0% 50.0%") == 2
+    assert "trough-p1,p" in text

@@ -169,10 +169,10 @@ def evaluate(
     if as_json:
         print_json(results)
     else:
-        from confident_decoding.evaluation.report import table
+        from confident_decoding.evaluation.report import tables
 
         console = Console()
-        (console if console.is_terminal else Console(width=200)).print(table(results["results"]))
+        (console if console.is_terminal else Console(width=120)).print(*tables(results["results"]), sep="\n")
 
 
 def _need(*modules: str) -> None:

@@ -1,10 +1,12 @@
-"""Results of all units, put side by side: one JSON document and a table."""
+"""Results of all units, put side by side: one JSON document and tables."""
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from rich import box
+from rich.markup import escape
 from rich.table import Table
 
 from confident_decoding.evaluation.folder import FolderError
@@ -121,38 +123,44 @@ def _finite(value: float | None) -> float | None:
     return value if value is not None and math.isfinite(value) else None
 
 
-def table(entries: Iterable[dict[str, Any]]) -> Table:
-    """The comparison for people; a difference whose interval leaves out 0 is bold."""
-    found = Table(title="Against standard decoding")
-    for name in ("task", "questions", "metric", "setting"):
-        found.add_column(name, justify="right" if name == "questions" else "left")
-    for name in ("standard", "score", "difference", "95% interval", "McNemar p", "answers changed", "tokens changed"):
-        found.add_column(name, justify="right")
-    last = None
-    for entry in sorted(entries, key=lambda entry: bool(entry.get("tasks"))):
-        if last not in (None, entry["task"]):
-            found.add_section()
-        last = entry["task"]
-        changes = [_percent(entry[key]) for key in ("answers_changed", "tokens_changed")]
+def tables(entries: Iterable[dict[str, Any]]) -> Iterator[Table]:
+    """The comparison for people: a table for each metric of each task, standard decoding and the settings in it.
+
+    A difference whose interval leaves out 0 is bold.
+    """
+    found: dict[tuple[str, str], Table] = {}
+    for entry in entries:
         for metric in entry["metrics"]:
             name = metric["metric"] + (f" ({metric['filter']})" if metric["filter"] != "none" else "")
+            title = f"{entry['task']}: {name}, {entry['questions']} questions"
+            if (entry["task"], name) not in found:
+                found[entry["task"], name] = _empty(title)
+                found[entry["task"], name].add_row(STANDARD, _number(metric["standard"], ".3f"))
+            table = found[entry["task"], name]
             interval = metric["interval"]
             difference = _number(metric["difference"], "+.3f")
             if interval and not interval[0] <= 0 <= interval[1]:
                 difference = f"[bold]{difference}[/]"
-            found.add_row(
-                entry["task"],
-                str(entry["questions"]),
-                name,
-                entry["setting"],
-                _number(metric["standard"], ".3f"),
+            table.add_row(
+                escape(entry["setting"]),
                 _number(metric["score"], ".3f"),
                 difference,
-                f"{interval[0]:+.3f} to {interval[1]:+.3f}" if interval else "-",
+                f"{interval[0]:+.3f}, {interval[1]:+.3f}" if interval else "-",
                 _number(metric["p"], ".4f"),
-                *changes,
+                _percent(entry["answers_changed"]),
+                _percent(entry["tokens_changed"]),
             )
-    return found
+    yield from found.values()
+
+
+def _empty(title: str) -> Table:
+    table = Table(
+        title=escape(title), title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, collapse_padding=True
+    )
+    table.add_column("setting", overflow="fold")
+    for name in ("score", "difference", "95% interval", "McNemar\np", "answers\nchanged", "tokens\nchanged"):
+        table.add_column(name, justify="right", min_width=max(map(len, name.split("\n"))), no_wrap=True)
+    return table
 
 
 def _number(value: float | None, form: str) -> str:
