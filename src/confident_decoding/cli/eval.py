@@ -151,7 +151,7 @@ def evaluate(
         )
         if not request.tasks:
             fail("--tasks names no task.")
-        notes = Console(stderr=True, highlight=False)
+        notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
         with notes.status("Reading the model and the tasks ..."):
             evaluation = Evaluation(request, write_text)
         _announce(evaluation, notes)
