@@ -5,6 +5,7 @@ import typer
 from confident_decoding.cli.bench import bench
 from confident_decoding.cli.compare import compare
 from confident_decoding.cli.doctor import doctor
+from confident_decoding.cli.eval import evaluate
 
 app = typer.Typer(
     name="confident-decoding",
@@ -24,3 +25,4 @@ def _root() -> None:
 app.command()(doctor)
 app.command()(compare)
 app.command()(bench)
+app.command("eval")(evaluate)

@@ -1,0 +1,233 @@
+"""``confident-decoding eval``: is the method better on your model and your tasks?"""
+
+import contextlib
+import importlib.util
+import json
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+from confident_decoding.cli.inputs import fail
+from confident_decoding.cli.outputs import print_json, write_text
+
+if TYPE_CHECKING:
+    from confident_decoding.evaluation.run import Evaluation
+
+_SET_HERE = {
+    "additional_config": "use --setting",
+    "pretrained": "it is the command's first argument",
+    "model": "it is the command's first argument",
+    "seed": "use --seed",
+    "pipeline_parallel_size": "Confident Decoding is not active with pipeline stages; use tensor_parallel_size",
+    "data_parallel_size": "one engine runs at a time; tensor_parallel_size spreads it over GPUs",
+}
+
+
+def evaluate(
+    model: Annotated[
+        str, typer.Argument(metavar="MODEL", help="Folder of a checkpoint, or a model's name on the hub.")
+    ],
+    tasks: Annotated[
+        list[str],
+        typer.Option(
+            "--tasks",
+            "-t",
+            metavar="NAMES",
+            help="Tasks of lm-evaluation-harness: names, patterns or YAML files, with commas between.",
+        ),
+    ],
+    setting: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--setting",
+            "-s",
+            metavar="SETTING",
+            help="What to compare with standard decoding; may be given several times. Parts with commas between: "
+            "a method ('trough', 'trough-p1', 'last-m8') and p=, window=, ratio=, min_entropy=. "
+            "Default: 'trough', the paper's.",
+            show_default=False,
+        ),
+    ] = None,
+    ablate_p: Annotated[
+        str | None,
+        typer.Option(metavar="NUMBERS", help="Also each of these p, for example '0.25,0.5,0.75'.", show_default=False),
+    ] = None,
+    ablate_layers: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NUMBERS", help="Also always the layer so many before the final one: '1-4,8'.", show_default=False
+        ),
+    ] = None,
+    output: Annotated[
+        Path,
+        typer.Option(
+            "--output",
+            "-o",
+            metavar="FOLDER",
+            help="Folder for results. The same command again goes on where the last one stopped.",
+        ),
+    ] = Path("confident-eval"),
+    include_path: Annotated[
+        list[Path] | None,
+        typer.Option(
+            metavar="FOLDER", help="Folder with task files of your own; may be given several times.", show_default=False
+        ),
+    ] = None,
+    limit: Annotated[
+        int | None, typer.Option(min=1, help="Only so many questions of each task.", show_default=False)
+    ] = None,
+    num_fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples in each prompt, instead of the tasks' own number.")
+    ] = None,
+    apply_chat_template: Annotated[
+        bool, typer.Option("--apply-chat-template", help="Put prompts into the model's chat template.")
+    ] = False,
+    system_instruction: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="System message in front of each prompt.")
+    ] = None,
+    gen_kwargs: Annotated[
+        str | None,
+        typer.Option(help="Generation options instead of the tasks' own, JSON: '{\"max_gen_toks\": 512}'."),
+    ] = None,
+    model_args: Annotated[
+        str | None,
+        typer.Option(
+            metavar="JSON",
+            help="Further arguments of vLLM's engine (and of lm-eval's vllm model), JSON: "
+            '\'{"max_model_len": 4096, "tensor_parallel_size": 2}\'.',
+        ),
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of everything that draws: the same seed, the same numbers.")] = 1234,
+    own_engines: Annotated[
+        bool,
+        typer.Option("--own-engines", help="Start an engine for each setting, also where requests could share one."),
+    ] = False,
+    allow_unsafe_code: Annotated[
+        bool, typer.Option("--allow-unsafe-code", help="Let tasks run the code that the model writes.")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show what vLLM and lm-eval print.")] = False,
+) -> None:
+    """Compare standard decoding with Confident Decoding on tasks of lm-evaluation-harness.
+
+    Each setting answers the same prompts as standard decoding. For each task you get both scores, the difference
+    with a paired 95% interval, McNemar's p, and how many answers and tokens are not standard decoding's.
+
+    Example: confident-decoding eval MODEL --tasks gsm8k -s trough -s last-m1 --limit 200
+    """
+    _need("lm_eval", "vllm", "scipy")
+    from confident_decoding.evaluation.folder import FolderError
+    from confident_decoding.evaluation.process import ChildError
+    from confident_decoding.evaluation.run import Evaluation, Request
+    from confident_decoding.evaluation.settings import SettingError, ablation_of_layers, ablation_of_p, parse_setting
+
+    try:
+        settings = list(setting or ())
+        settings += ablation_of_p(ablate_p) if ablate_p is not None else []
+        settings += ablation_of_layers(ablate_layers) if ablate_layers is not None else []
+        settings = settings or ["trough"]
+        for text in settings:
+            parse_setting(text)  # before anything is started
+        request = Request(
+            model=model,
+            tasks=[name for text in tasks for part in text.split(",") if (name := part.strip())],
+            settings=settings,
+            output=output,
+            include_path=[str(_folder(path)) for path in include_path or ()],
+            limit=limit,
+            num_fewshot=num_fewshot,
+            apply_chat_template=apply_chat_template,
+            system_instruction=system_instruction,
+            gen_kwargs=_json("--gen-kwargs", gen_kwargs) if gen_kwargs is not None else None,
+            model_args=_model_args(model_args),
+            seed=seed,
+            own_engines=own_engines,
+            allow_unsafe_code=allow_unsafe_code,
+            verbose=verbose,
+        )
+        if not request.tasks:
+            fail("--tasks names no task.")
+        notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
+        with notes.status("Reading the model and the tasks ..."):
+            evaluation = Evaluation(request, write_text)
+        _announce(evaluation, notes)
+        _answer(evaluation, notes)
+        results, path = evaluation.finish()
+    except KeyboardInterrupt:
+        fail("stopped. Finished parts are kept; the same command goes on where this one stopped.", status=1)
+    except ChildError as error:
+        fail(str(error), error.status)
+    except (FolderError, SettingError) as error:
+        fail(str(error))
+    except OSError as error:
+        fail(f"the system does not do it: {error}", status=1)
+    notes.print(f"Results: {path}")
+    if as_json:
+        print_json(results)
+    else:
+        from confident_decoding.evaluation.report import tables
+
+        console = Console()
+        (console if console.is_terminal else Console(width=120)).print(*tables(results["results"]), sep="\n")
+
+
+def _need(*modules: str) -> None:
+    missing = [name for name in modules if importlib.util.find_spec(name) is None]
+    if missing:
+        fail(f'eval needs {" and ".join(missing)}: pip install "confident-decoding[eval,vllm]".', status=1)
+
+
+def _json(option: str, text: str) -> dict[str, Any]:
+    try:
+        value = json.loads(text)
+    except json.JSONDecodeError as error:
+        fail(f"{option} is not JSON: {error.msg}, column {error.colno}, in {text!r}.")
+    if not isinstance(value, dict):
+        fail(f"{option} must be a JSON object, not {text!r}.")
+    return value
+
+
+def _model_args(text: str | None) -> dict[str, Any]:
+    values = _json("--model-args", text) if text is not None else {}
+    for key in values:
+        if key in _SET_HERE:
+            fail(f"--model-args cannot hold {key!r}: {_SET_HERE[key]}.")
+    return values
+
+
+def _folder(path: Path) -> Path:
+    if not path.is_dir():
+        fail(f"--include-path {path}: there is no such folder.")
+    return path
+
+
+def _announce(evaluation: "Evaluation", notes: Console) -> None:
+    for name in evaluation.same_as_standard:
+        notes.print(f"{name}: is standard decoding by another name, and left out.")
+    if evaluation.finished:
+        notes.print(f"{evaluation.finished} of {len(evaluation.units)} parts were finished before.")
+
+
+def _answer(evaluation: "Evaluation", notes: Console) -> None:
+    """Let the engines answer, with a bar for all parts and one for the requests of the current one."""
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
+    with contextlib.ExitStack() as stack:
+        shown = sys.stderr.isatty()
+        progress = stack.enter_context(Progress(*columns, console=notes, transient=True, disable=not shown))
+        parts = progress.add_task("parts", total=len(evaluation.units), completed=evaluation.finished)
+        requests = progress.add_task("starting", total=None)
+        for event in stack.enter_context(contextlib.closing(evaluation.answer())):
+            match event["event"]:
+                case "engine":
+                    progress.reset(requests, description="an engine starts", total=None)
+                case "start":
+                    progress.reset(requests, description=f"{event['task']}: {event['setting']}", total=None)
+                case "progress":
+                    progress.update(requests, completed=event["done"], total=event["total"])
+                case "unit":
+                    progress.advance(parts)
+                    notes.print(f"{event['task']}: {event['setting']} done")

@@ -1,0 +1,45 @@
+"""The child process: ``python -m confident_decoding.evaluation.child FD`` with a job on standard input.
+
+It reports to the file descriptor FD, one JSON object a line; standard output and error are for others' noise.
+"""
+
+import json
+import os
+import sys
+import traceback
+from typing import Any
+
+from confident_decoding.evaluation.protocol import RefusedError, text_of
+
+
+def main() -> None:
+    """Do one job."""
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
+
+        def send(event: str, **values: Any) -> None:
+            pipe.write(json.dumps({"event": event, **values}) + "\n")
+            pipe.flush()
+
+        job = json.load(sys.stdin)
+        try:
+            if job.pop("work") == "describe":
+                from confident_decoding.evaluation.describe import describe
+
+                describe(send, **job)
+            else:
+                from confident_decoding.evaluation.answering import answer
+
+                answer(send, **job)
+        except RefusedError as error:
+            send("error", message=str(error), status=2)
+        except Exception as error:
+            traceback.print_exc()
+            send("error", message=text_of(error), status=1)
+        else:
+            send("end")
+
+
+if __name__ == "__main__":
+    main()

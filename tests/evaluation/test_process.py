@@ -1,0 +1,97 @@
+"""The child process: what it reports, how it ends, and that nothing of it stays."""
+
+import contextlib
+import os
+import signal
+import time
+
+import pytest
+
+from confident_decoding.evaluation.process import ChildError, events
+
+MISSING = {
+    "work": "describe",
+    "model_args": {},
+    "tasks": ["x"],
+    "include_path": [],
+    "limit": None,
+    "allow_unsafe_code": False,
+}
+
+
+def children():
+    """Ids of living processes that this one started."""
+    found = []
+    for name in os.listdir("/proc"):
+        with contextlib.suppress(OSError, ValueError):
+            state, parent = (open(f"/proc/{int(name)}/stat").read().rsplit(")", 1)[1].split())[:2]  # noqa: SIM115
+            if int(parent) == os.getpid() and state != "Z":
+                found.append(int(name))
+    return found
+
+
+@pytest.mark.parametrize("model", ["/no/such/model", "./here", "a/b/c", "~/nothing-here"])
+def test_a_model_that_is_not_there_is_refused_before_anything_is_loaded(model):
+    with pytest.raises(ChildError, match=r"there is no model in .*Give a checkpoint's folder") as refused:
+        list(events({**MISSING, "model": model}))
+    assert model in str(refused.value)
+    assert refused.value.status == 2
+    assert children() == []
+
+
+def test_a_folder_without_a_model_is_refused(tmp_path):
+    with pytest.raises(ChildError, match=r"no folder with a config\.json"):
+        list(events({**MISSING, "model": str(tmp_path)}))
+
+
+def test_an_error_of_the_work_is_one_message():
+    with pytest.raises(ChildError, match=r"TypeError: .*unexpected") as failed:
+        list(events({**MISSING, "model": "m", "unexpected": 1}))
+    assert failed.value.status == 1
+    assert "Traceback" not in str(failed.value)
+
+
+def test_a_child_that_dies_is_told_with_the_end_of_its_output(monkeypatch, tmp_path):
+    """A real death: its interpreter is told to end by a module that Python imports at the start."""
+    (tmp_path / "sitecustomize.py").write_text("import os\nprint('last words', flush=True)\nos._exit(9)\n")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    with pytest.raises(ChildError) as failed:
+        list(events({**MISSING, "model": "m"}))
+    assert "ended with code 9" in str(failed.value)
+    assert "last words" in str(failed.value)
+
+
+def test_a_consumer_that_stops_ends_the_child(monkeypatch, tmp_path):
+    """The child reports once and then sleeps; closing the events ends it and what it started."""
+    (tmp_path / "sitecustomize.py").write_text(
+        "import os, subprocess, sys, time\n"
+        "if os.environ.pop('SLEEPY', None):\n"
+        "    asleep = subprocess.Popen(['sleep', '1000'])\n"
+        '    os.write(int(os.environ[\'EVENTS\']), b\'{"event": "start", "sleeper": %d}\\n\' % asleep.pid)\n'
+        "    time.sleep(1000)\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setenv("SLEEPY", "1")
+    pipe = os.pipe
+
+    def told():
+        reading, writing = pipe()
+        os.environ["EVENTS"] = str(writing)
+        return reading, writing
+
+    monkeypatch.setattr(os, "pipe", told)
+    monkeypatch.setenv("EVENTS", "")
+    happening = events({**MISSING, "model": "m"})
+    sleeper = next(happening)["sleeper"]
+    os.kill(sleeper, 0)
+    happening.close()
+    assert children() == []
+    for _ in range(100):
+        with contextlib.suppress(OSError):
+            if open(f"/proc/{sleeper}/stat").read().rsplit(")", 1)[1].split()[0] != "Z":  # noqa: SIM115
+                time.sleep(0.1)
+                continue
+        break
+    else:
+        os.kill(sleeper, signal.SIGKILL)
+        pytest.fail("what the child had started is still there")
