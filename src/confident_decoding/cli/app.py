@@ -2,6 +2,8 @@
 
 import typer
 
+from confident_decoding.cli.analyze import analyze
+
 app = typer.Typer(
     name="confident-decoding",
     help="See what Confident Decoding does to your own model.",
@@ -15,3 +17,6 @@ app = typer.Typer(
 @app.callback()
 def _root() -> None:
     """See what Confident Decoding does to your own model."""
+
+
+app.command()(analyze)

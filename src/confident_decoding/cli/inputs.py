@@ -1,6 +1,7 @@
 """What commands read: prompts, settings. Everything wrong with them ends a command with one message."""
 
 import json
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -11,6 +12,8 @@ from rich.console import Console
 from confident_decoding.config import ConfidentDecodingConfig
 
 SWITCH = "enable_multi_layer_entropy_selection"
+_HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?|\w+://.+")
+"""``name``, ``owner/name``, or an address that vLLM streams from."""
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -84,30 +87,61 @@ def _is_message(value: object) -> bool:
     return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
 
 
-def read_config(text: str | None) -> ConfidentDecodingConfig:
-    """The configuration of ``--additional-config``, switched on.
+def check_model(model: str) -> None:
+    """What can be said about MODEL before vLLM is asked: a path must be there, a folder must hold a model.
+
+    Args:
+        model: A folder, a file (GGUF), or a name on a model hub, which is left to vLLM.
+
+    Raises:
+        typer.Exit: A path without a model.
+    """
+    path = Path(model).expanduser()
+    valid = "Give a folder with a model's config.json, or a name as on a model hub (owner/model)."
+    if path.is_dir():
+        if not any((path / name).is_file() for name in ("config.json", "params.json")):
+            fail(f"{model} is a folder without a config.json. {valid}")
+    elif not path.exists() and not _HUB_NAME.fullmatch(model):
+        fail(f"there is no model at {model!r}. {valid}")
+
+
+def read_additional_config(text: str | None) -> dict[str, Any]:
+    """The object of ``--additional-config``, other plugins' keys included; the switch is on unless it says otherwise.
 
     Args:
         text: JSON as vLLM takes it, the name of a file that holds it, or None for the defaults.
 
     Raises:
-        typer.Exit: Not a JSON object, or a key or value that is not valid.
+        typer.Exit: Not a JSON object, or a key or value of ours that is not valid.
     """
-    if text is None:
-        return ConfidentDecodingConfig.model_validate({SWITCH: True})
-    source = text
-    if not text.lstrip().startswith("{"):
+    source = "{}" if text is None else text
+    if not source.lstrip().startswith("{"):
         try:
-            source = Path(text).read_text(encoding="utf-8")
-        except OSError as error:
-            fail(f"--additional-config is neither a JSON object nor a readable file: {text!r} ({error.strerror}).")
+            source = Path(source).read_text(encoding="utf-8")
+        except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a NUL in the name
+            why = getattr(error, "strerror", None) or error
+            fail(f"--additional-config is neither a JSON object nor a readable file: {text!r} ({why}).")
     try:
         value = json.loads(source)
     except json.JSONDecodeError as error:
-        fail(f"--additional-config is not JSON: {error.msg}, column {error.colno}, in {source!r}.")
+        fail(f"--additional-config is not JSON: {error.msg}, line {error.lineno}, column {error.colno}, in {source!r}.")
     if not isinstance(value, dict):
         fail(f"--additional-config must be a JSON object, not {source!r}.")
-    return checked_config({SWITCH: True, **value})
+    value = {SWITCH: True, **value}
+    checked_config(value)
+    return value
+
+
+def read_config(text: str | None) -> ConfidentDecodingConfig:
+    """The configuration of ``--additional-config``, switched on.
+
+    Args:
+        text: As `read_additional_config` takes it.
+
+    Raises:
+        typer.Exit: As `read_additional_config`.
+    """
+    return checked_config(read_additional_config(text))
 
 
 def checked_config(values: dict[str, Any]) -> ConfidentDecodingConfig:
