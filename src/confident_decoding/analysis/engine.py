@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from confident_decoding.analysis.recorder import Recorder, Seen
+from confident_decoding.analysis.selections import troughs
 from confident_decoding.config import SWITCH, SelectionPlan
 
 Trajectory = Literal["confident", "standard"]
@@ -147,7 +148,13 @@ class Engine:
         (output,) = ask([prompt], params, use_tqdm=False)
         seconds = time.perf_counter() - start
         tokens = np.asarray(output.outputs[0].token_ids, np.int32)
-        return Sequence(list(output.prompt_token_ids or ()), tokens, self._take(len(tokens)), seconds)
+        seen = self._take(len(tokens))
+        if (
+            self.trajectory == "confident"
+            and (seen.depths != np.minimum(troughs(seen.entropies), self.window - 1)).any()
+        ):
+            raise RuntimeError("what was selected is not what the recorded entropies say; please report this")
+        return Sequence(list(output.prompt_token_ids or ()), tokens, seen, seconds)
 
     def score(self, ids: list[int]) -> Sequence:
         """Record the model's distribution at each token of a given text after its first, in one prefill.

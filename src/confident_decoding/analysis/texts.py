@@ -1,9 +1,13 @@
 """Token ids as text, and texts as pieces that fit the model's context."""
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 REPLACEMENT = "\ufffd"
+PORTION = 1 << 17
+_LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
+"""Between two lines without white space around: tokens do not reach over that, and are split alike on both sides."""
 
 
 def spell(tokenizer: Any, token: int) -> str:
@@ -40,19 +44,32 @@ def pieces(tokenizer: Any, before: Iterable[int], tokens: Iterable[int]) -> list
     return found
 
 
-def cut(tokenizer: Any, text: str, longest: int) -> list[list[int]]:
+def cut(tokenizer: Any, text: str, longest: int) -> Iterator[list[int]]:
     """A text as token ids, in pieces of at most ``longest``, each with the special tokens that open a text.
 
     Args:
         tokenizer: Of transformers.
-        text: Any length.
+        text: Any length; about `PORTION` characters are tokenized at a time, up to the end of a line.
         longest: Tokens of a piece, at least 3.
 
-    Returns:
-        Pieces of at least two tokens; none if there is not that much text.
+    Yields:
+        Pieces of at least two tokens.
     """
     opening = list(tokenizer("", verbose=False)["input_ids"])
-    ids = list(tokenizer(text, add_special_tokens=False, verbose=False)["input_ids"])
-    size = longest - len(opening)
-    found = [opening + ids[start : start + size] for start in range(0, len(ids), size)]
-    return [piece for piece in found if len(piece) > 1]
+    size, held = longest - len(opening), []
+    for portion in _portions(text):
+        held += tokenizer(portion, add_special_tokens=False, verbose=False)["input_ids"]
+        while len(held) >= size:
+            yield opening + held[:size]
+            del held[:size]
+    if held and len(opening + held) > 1:
+        yield opening + held
+
+
+def _portions(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        line_end = _LINE_END.search(text, start + PORTION)
+        end = line_end.end() if line_end else len(text)
+        yield text[start:end]
+        start = end

@@ -2,7 +2,9 @@
 
 import importlib.util
 import os
+import signal
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, TextIO
 
@@ -97,6 +99,7 @@ def analyze(
         fail(f"analyze needs {' and '.join(missing)}: install confident-decoding[analysis].", status=1)
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # rows are recorded in this process
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, for one request at a time
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is half written goes as well
     with output_aside(verbose) as terminal:
         engine = _start(model, vllm, window, max(window, sweep), "confident" if given else trajectory.value, terminal)
         summary = _analyse(
@@ -136,9 +139,10 @@ def _analyse(
     )
     with bar:
         if given:
-            pieces = [p for text in given for p in texts.cut(engine.tokenizer, text, engine.max_model_len - 1)]
-            task = bar.add_task("tokens read", total=sum(len(piece) - 1 for piece in pieces))
-            sequences, trajectory = run.readings(engine, pieces), "text"
+            cut = partial(texts.cut, engine.tokenizer, longest=engine.max_model_len - 1)
+            # Twice rather than kept: a text may be long.
+            task = bar.add_task("tokens read", total=sum(len(piece) - 1 for text in given for piece in cut(text)))
+            sequences, trajectory = run.readings(engine, (piece for text in given for piece in cut(text))), "text"
         else:
             task = bar.add_task("prompts answered", total=len(asked))
             sequences, trajectory = (

@@ -8,7 +8,7 @@ app = typer.Typer(
     name="confident-decoding",
     help="See what Confident Decoding does to your own model.",
     no_args_is_help=True,
-    rich_markup_mode="rich",
+    rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
