@@ -80,7 +80,7 @@ def entropy_drops(axes: Axes, summary: Summary) -> None:
     bins = summary["entropy"]["drops"]
     total = sum(b["tokens"] for b in bins) or 1
     axes.bar(range(len(bins)), [b["tokens"] / total for b in bins], color=ORANGE)
-    axes.set_xticks(range(len(bins)), [_range(b) for b in bins], fontsize=7)
+    axes.set_xticks(range(len(bins)), [_range(b).replace("-", "-\n") for b in bins], fontsize=7)
     axes.set_xlabel("entropy at the final layer minus at the selected one, nats")
     _percent(axes, "tokens not at final")
 
