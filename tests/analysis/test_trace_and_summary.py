@@ -192,6 +192,18 @@ def test_kinds_and_their_most_replaced_tokens(recorded):
             assert changed.count(found["mostly_by"]["token"]) == found["mostly_by"]["times"]
 
 
+def test_a_bin_holds_its_lower_edge(tmp_path):
+    sequence = made.sequence(4)
+    sequence.seen.entropies[:] = np.array([[0.5], [1.0], [2.0], [4.0]], np.float32)
+    sequence.seen.entropies[:, 1] -= np.array([0.0, 1.0, 0.5, 3.0], np.float32)
+    writer = TraceWriter(tmp_path / "t.parquet", made.about())
+    writer.add(sequence, made.pieces(sequence))
+    writer.close()
+    summary = summarise(Trace(tmp_path / "t.parquet"), spell)
+    assert [b["from"] for b in summary["by_final_entropy"] if b["tokens"]] == [0.5, 1.0, 2.0, 4.0]
+    assert [b["from"] for b in summary["entropy"]["drops"] if b["tokens"]] == [0.3, 1.0, 3.0]
+
+
 def test_a_nan_stops_the_scan_and_is_counted(tmp_path):
     sequence = made.sequence(30)
     sequence.seen.entropies[3, 1], sequence.seen.entropies[5, 0] = np.nan, np.nan

@@ -1,6 +1,9 @@
 """Kinds of tokens, tokens as text, texts in pieces; with the embedded model's tokenizer."""
 
 import pytest
+from tokenizers import Tokenizer
+from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
+from tokenizers.models import BPE
 
 from confident_decoding.analysis import texts
 from confident_decoding.analysis.texts import cut, pieces, spell
@@ -65,6 +68,19 @@ def test_tokens_that_are_no_text_do_not_stop_it(tokenizer):
     half = tokenizer("🙃")["input_ids"][0]
     rest = tokenizer(" and so on")["input_ids"]
     assert "".join(pieces(tokenizer, [], [half] * 3 + rest)).endswith("and so on")
+
+
+def test_bytes_that_are_no_text_do_not_stop_it():
+    """As SentencePiece models spell them; the stream of tokenizers gives up there."""
+
+    class Bytes:
+        vocabulary = {f"<0x{i:02X}>": i for i in range(256)} | {"▁cat": 256, "▁the": 257}
+        backend_tokenizer = Tokenizer(BPE(vocabulary, [], byte_fallback=True, unk_token="<0x00>"))
+
+    Bytes.backend_tokenizer.decoder = Sequence([Replace("▁", " "), ByteFallback(), Fuse()])
+    found = pieces(Bytes(), [257], [256, 51, 161, 257, 256])
+    assert len(found) == 5
+    assert "".join(found).endswith(" the cat")
 
 
 def test_every_token_can_be_spelt(tokenizer):
