@@ -30,7 +30,7 @@ def sequence(rows, candidates=6, tops=None, seed=0, vocabulary=12):
     top_tokens[:, :, 0] = best[:kept]
     chances = np.sort(rng.dirichlet(np.ones(TOPS), size=(kept, candidates)), -1)[..., ::-1].astype(np.float32)
     seen = Seen(entropies, best, np.zeros(rows, np.int16), top_tokens, chances)
-    return Sequence([1, 2], rng.integers(vocabulary, size=rows).astype(np.int32), seen, 0.1)
+    return Sequence([1, 2], rng.integers(vocabulary, size=rows).astype(np.int32), seen)
 
 
 def pieces(made):

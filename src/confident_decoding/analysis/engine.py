@@ -1,6 +1,5 @@
 """A vLLM engine in this process whose selecting head is recorded, one request at a time, so that rows map to tokens."""
 
-import time
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -26,13 +25,11 @@ class Sequence:
         prompt: Token ids before the first one recorded.
         tokens: ``[T]`` int32, the tokens that follow: generated, or the text's own.
         seen: Rows, aligned with ``tokens``: row i is the distribution that token i was (or would be) drawn from.
-        seconds: That the engine took.
     """
 
     prompt: list[int]
     tokens: NDArray[np.int32]
     seen: Seen
-    seconds: float
 
 
 def defaults(candidates: int, trajectory: Trajectory) -> dict[str, Any]:
@@ -99,7 +96,8 @@ class Engine:
             raise RuntimeError(f"{arguments.model} has one layer, so there is nothing to select from")
         self.window = min(window, self.depths)
         self.trajectory: Trajectory = "confident" if plan.p else "standard"
-        self._limits = {"confident_max_backtrack_layers": self.window} if plan.p else None
+        narrower = plan.p and self.window < self.depths
+        self._limits = {"confident_max_backtrack_layers": self.window} if narrower else None
         config = self._llm.llm_engine.vllm_config.model_config
         self.max_model_len: int = config.max_model_len
         self.dtype = str(config.dtype).removeprefix("torch.")
@@ -124,11 +122,6 @@ class Engine:
         """Keep the best tokens of each candidate for so many rows from here on."""
         self._recorder.tops_left = tokens
 
-    @property
-    def tops_left(self) -> int:
-        """Rows whose best tokens are still to be kept."""
-        return self._recorder.tops_left
-
     def generate(self, prompt: Prompt, max_tokens: int) -> Sequence:
         """Answer one prompt greedily and record each of its tokens.
 
@@ -143,10 +136,8 @@ class Engine:
 
         params = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False, extra_args=self._limits)
         self._recorder.wanted = "sampled"
-        start = time.perf_counter()
         ask = self._llm.generate if isinstance(prompt, str) else self._llm.chat
         (output,) = ask([prompt], params, use_tqdm=False)
-        seconds = time.perf_counter() - start
         tokens = np.asarray(output.outputs[0].token_ids, np.int32)
         seen = self._take(len(tokens))
         if (
@@ -154,7 +145,7 @@ class Engine:
             and (seen.depths != np.minimum(troughs(seen.entropies), self.window - 1)).any()
         ):
             raise RuntimeError("what was selected is not what the recorded entropies say; please report this")
-        return Sequence(list(output.prompt_token_ids or ()), tokens, seen, seconds)
+        return Sequence(list(output.prompt_token_ids or ()), tokens, seen)
 
     def score(self, ids: list[int]) -> Sequence:
         """Record the model's distribution at each token of a given text after its first, in one prefill.
@@ -167,10 +158,8 @@ class Engine:
         # Prompt log-probabilities are what makes vLLM give the head every row of a prompt.
         params = SamplingParams(temperature=0, max_tokens=1, detokenize=False, prompt_logprobs=0)
         self._recorder.wanted = "prompt"
-        start = time.perf_counter()
         self._llm.generate([{"prompt_token_ids": ids}], params, use_tqdm=False)
-        seconds = time.perf_counter() - start
-        return Sequence(ids[:1], np.asarray(ids[1:], np.int32), self._take(len(ids) - 1), seconds)
+        return Sequence(ids[:1], np.asarray(ids[1:], np.int32), self._take(len(ids) - 1))
 
     def head_flops_per_second(self, rows: int) -> float:
         """See `Recorder.head_flops_per_second`: of all candidates of ``rows`` rows."""

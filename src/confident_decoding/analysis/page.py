@@ -77,7 +77,6 @@ def write_page(
     note = "" if shown == summary["tokens"] else f"The first {shown:,} of {summary['tokens']:,} tokens."
     page = environment.get_template("report.html.j2").generate(
         summary=summary,
-        name=_name(summary["model"]),
         source=_SOURCES[summary["trajectory"]],
         figures=_figures(summary),
         charts=[
@@ -145,11 +144,6 @@ def _thousandths(values: NDArray[np.float32]) -> list[int]:
 def visible(text: str) -> str:
     """A token with everything in it to be seen: white space, control characters, zero-width ones."""
     return "".join(_MARKS.get(c) or (c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
-
-
-def _name(model: str) -> str:
-    """A model's name without the folders that it happens to be in on this machine."""
-    return Path(model).name if model.startswith(("/", ".", "~")) else model
 
 
 def _shown(text: str) -> str:

@@ -94,7 +94,7 @@ def analyse(
         engine: Whose sequences they are.
         sequences: Of `answers` or `readings`.
         target: The folder; gets the trace, the summary, a picture of each chart, and the page, or is not made.
-        model: As the user named it.
+        model: Its name.
         trajectory: See `trace.About`.
         top_tokens: Rows whose best tokens are kept, for the page.
         progress: Is told of each sequence.

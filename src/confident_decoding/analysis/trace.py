@@ -25,7 +25,7 @@ class About:
     """What a trace is of; kept in the file's metadata as JSON, under ``confident_decoding``.
 
     Attributes:
-        model: As the user named it.
+        model: Its name.
         num_layers: N.
         candidates: n, depths ``0 .. n-1`` that were recorded.
         window: K, candidate layers of the selection in the columns ``depth``, ``selected_token``, ``changed``.

@@ -91,6 +91,7 @@ def analyze(
     if (prompts is None) == (not text):
         fail("give either a JSON-lines file of PROMPTS or a text with --text FILE.")
     check_model(model)
+    name = Path(model).name if Path(model).exists() else model  # the page need not say where it lies on this machine
     target = _new_folder(output or Path(f"analysis-{Path(model).name}"))
     asked = read_prompts(prompts) if prompts else []
     given = [_read_text(path) for path in text or ()]
@@ -103,7 +104,7 @@ def analyze(
     with output_aside(verbose) as terminal:
         engine = _start(model, vllm, window, max(window, sweep), "confident" if given else trajectory.value, terminal)
         summary = _analyse(
-            engine, asked, given, target, terminal, model=model, max_tokens=max_tokens, top_tokens=top_tokens
+            engine, asked, given, target, terminal, model=name, max_tokens=max_tokens, top_tokens=top_tokens
         )
     if as_json:
         print_json(summary)
