@@ -1,4 +1,4 @@
-"""``confident-decoding analyze`` on the embedded model, against transformers in float64; and what the engine refuses."""
+"""``confident-decoding analyze`` on the embedded model, against transformers in float64; and what engines refuse."""
 
 import json
 import math
