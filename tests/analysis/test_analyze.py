@@ -15,7 +15,7 @@ from conftest import ENGINE_ENV, QUESTIONS, ROOT
 
 from confident_decoding.analysis.trace import Trace
 
-TIE = 1e-4  # nats, or logits: below it two correct programs may differ
+TIE = 1e-4  # logits, or a share of an entropy: below it two correct programs may differ
 FLOAT32 = ["--vllm", "--dtype float32"]
 TEXT = """Gravity is a fundamental interaction which causes mutual attraction between all things that have mass. It is
 by far the weakest of the four: it has no influence at the level of subatomic particles, yet at the macroscopic scale it
@@ -72,10 +72,11 @@ def compare(rows, logits, window):
         h = [oracle.entropy(depth) for depth in logits[:, i]]
         np.testing.assert_allclose(row["entropy"][: len(h)], h, atol=2e-3, rtol=1e-3)
         d = oracle.trough(h, window - 1)
-        gap = min((abs(h[j + 1] - h[j]) for j in range(min(d + 1, window - 1))), default=math.inf)
+        looked = range(min(d + 1, window - 1))
+        undecided = any(abs(h[j + 1] - h[j]) < TIE * max(h[j], 0.003) for j in looked)  # float32 ends there
         second, first = np.sort(logits[:, i], -1)[:, -2:].T
         margin = (first - second)[[0, d]].min()
-        if gap < TIE or margin < TIE:
+        if undecided or margin < TIE:
             said.append(None)
             continue
         assert row["depth"] == d
@@ -90,7 +91,7 @@ def compare(rows, logits, window):
 def agree(summary, said):
     """The summary's figures are those of float64, as far as ties leave it open."""
     known, open_rows = [s for s in said if s is not None], sum(s is None for s in said)
-    assert open_rows <= 0.01 * len(said)
+    assert open_rows <= 0.02 * len(said)
     assert summary["tokens"] == len(said)
     for name, place in (("mean_depth", 0), ("replaced", 1), ("extra_projections", 2)):
         total = sum(s[place] for s in known)
