@@ -117,9 +117,12 @@ def _start(model: str, vllm: str, window: int, candidates: int, trajectory: Any,
 
     with spinner(terminal, f"Starting vLLM with {model} ..."):
         settings = defaults(candidates, trajectory)
-        arguments = engine_args(model, vllm, settings.pop("additional_config"), **settings)
         try:
+            # vLLM looks a name up while it reads its options, and the model while those are completed.
+            arguments = engine_args(model, vllm, settings.pop("additional_config"), **settings)
             resolve(arguments)
+        except WrongUseError:
+            raise
         except (ValueError, OSError) as error:
             raise WrongUseError(f"vLLM cannot use {model!r}: {text_of(error)}") from error
         return Engine(arguments, window)
