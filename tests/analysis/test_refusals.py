@@ -122,7 +122,7 @@ def test_nothing_is_left_of_a_run_that_fails(error, tmp_path):
 
 
 def test_an_analysis_without_tokens_is_none(tmp_path):
-    with pytest.raises(ValueError, match="no token was recorded"):
+    with pytest.raises(run.UnusableError, match="no token was recorded"):
         analyse(tmp_path / "out", [])
     assert os.listdir(tmp_path) == []
 

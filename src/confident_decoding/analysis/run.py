@@ -24,6 +24,10 @@ Progress = Callable[[int], None]
 """Called with the number of tokens that have been recorded since the last call."""
 
 
+class UnusableError(ValueError):
+    """What was given to be analysed cannot be; the message says why."""
+
+
 class OutputError(RuntimeError):
     """The results cannot be written; the message says why, and that nothing was left there."""
 
@@ -62,13 +66,13 @@ def answers(engine: Engine, prompts: Iterable[Prompt], max_tokens: int) -> Itera
     """Each prompt's answer, with the prompt as the model got it.
 
     Raises:
-        ValueError: A prompt is refused; the message says which.
+        UnusableError: A prompt is refused; the message says which.
     """
     for number, prompt in enumerate(prompts, 1):
         try:
             sequence = engine.generate(prompt, max_tokens)
         except ValueError as error:
-            raise ValueError(f"prompt {number} is refused: {error}") from error
+            raise UnusableError(f"prompt {number} is refused: {error}") from error
         yield sequence, engine.tokenizer.decode(sequence.prompt)
 
 
@@ -104,7 +108,7 @@ def analyse(
 
     Raises:
         OutputError: A file could not be written.
-        ValueError: There is not one token.
+        UnusableError: There is not one token.
     """
     import vllm
 
@@ -115,7 +119,7 @@ def analyse(
         prompts, speed = _record(engine, sequences, folder, about, top_tokens, progress)
         trace = Trace(folder / TRACE)
         if not trace.rows:
-            raise ValueError("no token was recorded: every answer is empty, or the text has fewer than two tokens")
+            raise UnusableError("no token was recorded: every answer is empty, or the text has fewer than two tokens")
         summary = {**summarise(trace, spell), "speed": speed}
         with writing(target):
             (folder / SUMMARY).write_text(json.dumps(summary, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")

@@ -162,7 +162,7 @@ def _analyse(
                 progress=lambda tokens: bar.advance(task, tokens if given else 1),
                 **about,
             )
-        except ValueError as error:
+        except run.UnusableError as error:
             raise WrongUseError(str(error)) from error
 
 
