@@ -6,6 +6,7 @@ from confident_decoding.cli.bench import bench
 from confident_decoding.cli.compare import compare
 from confident_decoding.cli.doctor import doctor
 from confident_decoding.cli.eval import evaluate
+from confident_decoding.cli.analyze import analyze
 
 app = typer.Typer(
     name="confident-decoding",
@@ -26,3 +27,4 @@ app.command()(doctor)
 app.command()(compare)
 app.command()(bench)
 app.command("eval")(evaluate)
+app.command()(analyze)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
@@ -22,7 +22,7 @@ from confident_decoding.kernels import statistics_of_finished
 from confident_decoding.model_head import ModelHead, RmsNorm, Selection
 from confident_decoding.plugin.request_rows import RequestRows
 from confident_decoding.plugin.rows import Rows
-from confident_decoding.plugin.vocabulary import AfterLogits, plain_weight, statistics
+from confident_decoding.plugin.vocabulary import AfterLogits, finished, plain_weight, statistics
 from confident_decoding.replay import ReplayedScans
 from confident_decoding.selection import RowRules, hashed_draws
 
@@ -30,6 +30,26 @@ logger = logging.getLogger("vllm.confident_decoding")
 COUNTERS = "confident_decoding_counters"
 Choose = Callable[[SelectionPlan, RowRules, bool], Selection]
 """``(plan, rules, with final entropies)`` to what was chosen."""
+
+
+class Recorder(Protocol):
+    """Selects in the head's place, and keeps what every candidate is (`analysis.recorder`)."""
+
+    def wants(self, rows: Rows | None) -> bool:
+        """Whether it takes calls of such rows."""
+        ...
+
+    def select(
+        self,
+        packed: Tensor,
+        model_head: ModelHead,
+        finish: Callable[[Tensor], Tensor],
+        plan: SelectionPlan,
+        rules: RowRules,
+        with_final_entropies: bool,
+    ) -> Selection:
+        """As `scan.select`; ``finish`` gives what sampling starts from, ``[m, V]`` of the head's logits."""
+        ...
 
 
 class SelectingHead:
@@ -82,6 +102,12 @@ class SelectingHead:
         self.rows: Rows | None = None
         self.serving = False
         self.stock_calls = 0
+        self.recorder: Recorder | None = None
+
+    @property
+    def plan(self) -> SelectionPlan:
+        """What this head selects."""
+        return self._plan
 
     def __call__(self, lm_head: Any, hidden_states: Tensor, embedding_bias: Tensor | None) -> Tensor:
         """Local logits ``[B, V/tp]`` of packed rows ``[B, n*H]``, or stock logits of plain ``[B, H]`` rows."""
@@ -97,6 +123,11 @@ class SelectingHead:
         model_head = self._model_head(lm_head, hidden_states, embedding_bias)
         if self.rows == "warmup" and not self._warm and hidden_states.is_cuda:
             self._warm_up(hidden_states, model_head)
+        if self.recorder is not None and self.recorder.wants(self.rows):
+            finish = partial(finished, self._processor, lm_head, after_logits=self._after_logits)
+            return self._select(
+                hidden_states, self.rows, partial(self.recorder.select, hidden_states, model_head, finish)
+            )
         replays = self._replays if self.rows == "sampled" else None
         return self._select(
             hidden_states,

@@ -19,15 +19,20 @@ def valid_columns(processor: Any, lm_head: Any) -> int:
     return max(0, end - shard.org_vocab_start_index)
 
 
+def finished(processor: Any, lm_head: Any, logits: Tensor, after_logits: AfterLogits | None = None) -> Tensor:
+    """The distribution that sampling starts from, of local logits ``[m, V/tp]``: its columns of the true vocabulary."""
+    logits = sampled_distribution(logits[:, : valid_columns(processor, lm_head)], processor.soft_cap, processor.scale)
+    return logits if after_logits is None else after_logits(logits, lm_head.shard_indices.org_vocab_start_index)
+
+
 def statistics(
     processor: Any, lm_head: Any, logits: Tensor, count: Tensor | None = None, after_logits: AfterLogits | None = None
 ) -> Tensor:
     """Statistics of local logits ``[m, V/tp]``; ``[tp, m, 3]``, from all ranks, where there are several."""
-    logits = logits[:, : valid_columns(processor, lm_head)]
-    cap, scale = processor.soft_cap, processor.scale
-    if after_logits is not None:
-        first_id = lm_head.shard_indices.org_vocab_start_index
-        logits, cap, scale = after_logits(sampled_distribution(logits, cap, scale), first_id), None, 1.0
+    if after_logits is None:
+        logits, cap, scale = logits[:, : valid_columns(processor, lm_head)], processor.soft_cap, processor.scale
+    else:
+        logits, cap, scale = finished(processor, lm_head, logits, after_logits), None, 1.0
     kernels = operations(logits.device)
     parts = kernels.statistics(logits, count, cap, scale)
     if lm_head.tp_size == 1:

@@ -1,0 +1,75 @@
+"""Token ids as text, and texts as pieces that fit the model's context."""
+
+import re
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+REPLACEMENT = "\ufffd"
+PORTION = 1 << 17
+_LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
+"""Between two lines without white space around: tokens do not reach over that, and are split alike on both sides."""
+
+
+def spell(tokenizer: Any, token: int) -> str:
+    """One token as text, alone; its name in the vocabulary where it is no whole text (a part of a character)."""
+    text: str = tokenizer.decode([token])
+    return str(tokenizer.convert_ids_to_tokens([token])[0]) if REPLACEMENT in text or not text else text
+
+
+def pieces(tokenizer: Any, before: Iterable[int], tokens: Iterable[int]) -> list[str]:
+    """The text that each of ``tokens`` adds, so that all together are the text after ``before``.
+
+    A token that ends no character adds "", and the one that ends it the whole character.
+
+    Args:
+        tokenizer: Of transformers.
+        before: Tokens that the text follows (some tokenizers spell a first token differently).
+        tokens: T of them.
+    """
+    fast = getattr(tokenizer, "backend_tokenizer", None)
+    if fast is None:
+        return [tokenizer.decode([token]) for token in tokens]
+    from tokenizers.decoders import DecodeStream
+
+    stream, found = DecodeStream(ids=list(before), skip_special_tokens=False), []
+    for token in tokens:
+        try:
+            found.append(stream.step(fast, int(token)) or "")
+        except Exception as error:
+            # What a model generates need not be text. The stream does not recover; a new one does.
+            if not str(error).startswith("Invalid prefix"):
+                raise
+            stream = DecodeStream(skip_special_tokens=False)
+            found.append(stream.step(fast, int(token)) or "")
+    return found
+
+
+def cut(tokenizer: Any, text: str, longest: int) -> Iterator[list[int]]:
+    """A text as token ids, in pieces of at most ``longest``, each with the special tokens that open a text.
+
+    Args:
+        tokenizer: Of transformers.
+        text: Any length; about `PORTION` characters are tokenized at a time, up to the end of a line.
+        longest: Tokens of a piece, at least 3.
+
+    Yields:
+        Pieces of at least two tokens.
+    """
+    opening = list(tokenizer("", verbose=False)["input_ids"])
+    size, held = longest - len(opening), []
+    for portion in _portions(text):
+        held += tokenizer(portion, add_special_tokens=False, verbose=False)["input_ids"]
+        while len(held) >= size:
+            yield opening + held[:size]
+            del held[:size]
+    if held and len(opening + held) > 1:
+        yield opening + held
+
+
+def _portions(text: str) -> Iterator[str]:
+    start = 0
+    while start < len(text):
+        line_end = _LINE_END.search(text, start + PORTION)
+        end = line_end.end() if line_end else len(text)
+        yield text[start:end]
+        start = end
