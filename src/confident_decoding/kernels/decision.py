@@ -10,7 +10,7 @@ import triton.language as tl
 from torch import Tensor
 
 from confident_decoding import planner
-from confident_decoding.kernels.launching import Kernel
+from confident_decoding.kernels.launching import Kernel, is_nan, own
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Round, Rule
 
 _FEW, _MANY = 64, planner.MOST_ROWS
@@ -18,11 +18,11 @@ _ENTROPY_TILE = 1024
 
 
 @triton.jit
-def _entropies(statistics, number, held, shards, capacity, SHARDS: tl.constexpr):
+def _entropies(statistics, number, held, shards, capacity, SHARDS: tl.constexpr, NUMBERS: tl.constexpr):
     """`entropy.combine_statistics` of the candidates ``number``."""
     shard = tl.arange(0, SHARDS)[None, :]
     known = held[:, None] & (shard < shards)
-    place = statistics + (shard * capacity + number[:, None]) * 3
+    place = statistics + (shard * capacity + number[:, None]) * NUMBERS
     m = tl.load(place, mask=known, other=-float("inf"))
     s = tl.load(place + 1, mask=known, other=0.0)
     u = tl.load(place + 2, mask=known, other=0.0)
@@ -34,10 +34,22 @@ def _entropies(statistics, number, held, shards, capacity, SHARDS: tl.constexpr)
 
 
 @triton.jit
+def _top_ids(statistics, number, held, shards, capacity, SHARDS: tl.constexpr):
+    """`entropy.combine_top_ids` of the candidates ``number``."""
+    shard = tl.arange(0, SHARDS)[None, :]
+    known = held[:, None] & (shard < shards)
+    place = statistics + (shard * capacity + number[:, None]) * 4
+    m = tl.load(place, mask=known, other=-float("inf"))
+    ids = tl.load(place + 3, mask=known, other=float("inf"))
+    return tl.min(tl.where(m == tl.max(m, 1)[:, None], ids, float("inf")), 1).to(tl.int32)
+
+
+@triton.jit
 def _record(
     statistics,
     rows,
     entropies,
+    top_ids,
     m,
     first,
     ahead,
@@ -45,33 +57,32 @@ def _record(
     shards,
     capacity,
     SHARDS: tl.constexpr,
+    NUMBERS: tl.constexpr,
     PAIRS: tl.constexpr,
     FIRST_ROUND: tl.constexpr,
 ):
-    """Write the entropies of a round's candidates to their places."""
+    """Write the entropies, and the top ids, of a round's candidates to their places."""
     for start in range(0, m * ahead, PAIRS):
         number = start + tl.arange(0, PAIRS)
         counts = number < m * ahead
-        h = _entropies(statistics, number, counts, shards, capacity, SHARDS)
+        h = _entropies(statistics, number, counts, shards, capacity, SHARDS, NUMBERS)
         row = number % m
         if not FIRST_ROUND:
             row = tl.load(rows + row, mask=counts, other=0)
-        tl.store(entropies + (first + number // m) * batch + row, h, mask=counts)
+        place = (first + number // m) * batch + row
+        tl.store(entropies + place, h, mask=counts)
+        if NUMBERS == 4:
+            tl.store(top_ids + place, _top_ids(statistics, number, counts, shards, capacity, SHARDS), mask=counts)
     tl.debug_barrier()  # what these threads wrote, others read
 
 
 @triton.jit
-def _own(values, shared, row, held, EACH: tl.constexpr):
-    """What each row has, or what all share."""
-    if EACH:
-        return tl.load(values + row, mask=held, other=0)
-    else:
-        return row * 0 + shared
-
-
-@triton.jit
-def _settle(trough, final_entropy, limit, shift, threshold, candidates):
+def _settle(trough, final_entropy, entropies, batch, row, here, window, limit, shift, threshold, candidates):
     """`RowRules.settle`."""
+    would_go_on = here & (trough < tl.minimum(limit, window))
+    following = tl.load(entropies + (trough + 1) * batch + row, mask=would_go_on, other=0.0)
+    fell_back = would_go_on & (is_nan(following) | is_nan(final_entropy))
+    shift = tl.where(fell_back, 0, shift)
     depth = tl.minimum(tl.maximum(trough + shift, 0), candidates - 1)
     depth = tl.where((threshold > 0) & (final_entropy <= threshold), 0, depth)
     return tl.where(limit < 0, 0, depth)
@@ -84,6 +95,7 @@ def _decide(
     next_rows,
     next_work,
     entropies,
+    top_ids,
     depths,
     limits,
     shifts,
@@ -100,6 +112,7 @@ def _decide(
     per_read,
     threshold,
     SHARDS: tl.constexpr,
+    NUMBERS: tl.constexpr,
     PAIRS: tl.constexpr,
     FIRST_ROUND: tl.constexpr,
     FOLLOWED: tl.constexpr,
@@ -113,12 +126,15 @@ def _decide(
     m, first, ahead, row = batch, 0, first_ahead, slot
     if not FIRST_ROUND:
         m, first, ahead = tl.load(work), tl.load(work + 1), tl.load(work + 2)
-    _record(statistics, rows, entropies, m, first, ahead, batch, shards, capacity, SHARDS, PAIRS, FIRST_ROUND)
+    _record(
+        statistics, rows, entropies, top_ids, m, first, ahead, batch, shards, capacity,
+        SHARDS, NUMBERS, PAIRS, FIRST_ROUND,
+    )  # fmt: skip
     here = slot < m
     if not FIRST_ROUND:
         row = tl.load(rows + slot, mask=here, other=0)
-    own_limit = tl.minimum(_own(limits, limit, row, here, OWN_LIMITS), window)
-    own_threshold = _own(thresholds, threshold, row, here, OWN_THRESHOLDS)
+    own_limit = tl.minimum(own(limits, limit, row, here, OWN_LIMITS), window)
+    own_threshold = own(thresholds, threshold, row, here, OWN_THRESHOLDS)
     before = tl.full((BLOCK,), float("inf"), tl.float32)
     if not FIRST_ROUND:
         before = tl.load(entropies + (first - 1) * batch + row, mask=here & (first > 0), other=float("inf"))
@@ -138,8 +154,10 @@ def _decide(
     trough = tl.maximum(first - 1 + steps, 0)
     kept = tl.where(steps > 0, (steps - 1) * m + slot, tl.where(first == 0, slot, -1))
     if SETTLES:
-        own_shift = _own(shifts, shift, row, here, OWN_SHIFTS)
-        trough = _settle(trough, final, own_limit, own_shift, own_threshold, candidates)
+        own_shift = own(shifts, shift, row, here, OWN_SHIFTS)
+        trough = _settle(
+            trough, final, entropies, batch, row, here, window, own_limit, own_shift, own_threshold, candidates
+        )
         kept = trough * m + slot
     tl.store(depths + row, trough.to(tl.int64), mask=here)
     tl.store(source + slot, kept, mask=here)
@@ -178,6 +196,7 @@ def decide(
     entropies: Tensor,
     depths: Tensor,
     rule: Rule,
+    top_ids: Tensor | None = None,
 ) -> Tensor:
     """See `twins.decide`."""
     batch = len(depths)
@@ -195,6 +214,7 @@ def decide(
         source if following is None else following.rows,
         source if following is None else following.work,
         entropies,
+        source if top_ids is None else top_ids,
         depths,
         *owns,
         source,
@@ -210,6 +230,7 @@ def decide(
         threshold,
         num_warps=2 if batch <= _FEW else 8,
         SHARDS=triton.next_power_of_2(shards),
+        NUMBERS=3 if top_ids is None else 4,
         PAIRS=max(1, _ENTROPY_TILE // triton.next_power_of_2(shards)),
         FIRST_ROUND=isinstance(candidates, FirstCandidates),
         FOLLOWED=following is not None,
@@ -232,6 +253,7 @@ def _relocate(
     rows,
     work,
     batch,
+    window,
     limit,
     shift,
     candidates,
@@ -245,11 +267,10 @@ def _relocate(
     here = row < batch
     trough = tl.load(troughs + row, mask=here, other=0).to(tl.int32)
     final = tl.load(entropies + row, mask=here, other=0.0)
-    own_limit = _own(limits, limit, row, here, OWN_LIMITS)
-    own_shift = _own(shifts, shift, row, here, OWN_SHIFTS)
-    depth = _settle(
-        trough, final, own_limit, own_shift, _own(thresholds, threshold, row, here, OWN_THRESHOLDS), candidates
-    )
+    own_limit = own(limits, limit, row, here, OWN_LIMITS)
+    own_shift = own(shifts, shift, row, here, OWN_SHIFTS)
+    own_threshold = own(thresholds, threshold, row, here, OWN_THRESHOLDS)
+    depth = _settle(trough, final, entropies, batch, row, here, window, own_limit, own_shift, own_threshold, candidates)
     moved = (here & (depth != trough)).to(tl.int32)
     tl.store(result + row, depth.to(tl.int64), mask=here)
     tl.store(rows + tl.cumsum(moved, 0) - 1, row, mask=moved > 0)
@@ -260,7 +281,7 @@ def _relocate(
     tl.store(work + 3, total)
 
 
-_relocate_kernel = Kernel(_relocate, ("batch", "limit", "shift", "candidates"))
+_relocate_kernel = Kernel(_relocate, ("batch", "window", "limit", "shift", "candidates"))
 
 
 def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) -> Tensor:
@@ -277,6 +298,7 @@ def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) 
         moved.rows,
         moved.work,
         batch,
+        rule.window,
         limit,
         shift,
         rule.rows.candidates,
