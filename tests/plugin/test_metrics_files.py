@@ -13,7 +13,7 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.multiprocess import MultiProcessCollector
-from prometheus_client.parser import text_string_to_metric_families
+from scraping import read
 
 from confident_decoding.config import ConfidentDecodingConfig
 from confident_decoding.plugin import metrics
@@ -27,20 +27,10 @@ PROMPT = [7, 0, 0, 1, 1, 0]
 
 
 def scrape(folder):
-    """``{(sample, rows, engine): value}``, and buckets by their bound, as Prometheus would parse them."""
+    """What a server would serve, read as Prometheus would."""
     registry = CollectorRegistry()
     MultiProcessCollector(registry, path=str(folder))
-    found = {}
-    for family in text_string_to_metric_families(generate_latest(registry).decode()):
-        assert family.name.startswith("confident_decoding_")
-        assert family.documentation.endswith(".")
-        for sample in family.samples:
-            assert sample.labels["model_name"] == "m"
-            key = [sample.name.removeprefix("confident_decoding_"), sample.labels["rows"], sample.labels["engine"]]
-            key += [float(sample.labels["le"])] if "le" in sample.labels else []
-            assert tuple(key) not in found
-            found[tuple(key)] = sample.value
-    return found
+    return read(generate_latest(registry).decode())
 
 
 def counted(sampled=SAMPLED, prompt=PROMPT):

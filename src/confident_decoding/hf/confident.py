@@ -91,10 +91,16 @@ def generate(
 
 
 def _read(given: ConfidentDecodingConfig | Mapping[str, Any] | None) -> ConfidentDecodingConfig:
-    if isinstance(given, ConfidentDecodingConfig):
-        return given
-    if given is None:
-        return ConfidentDecodingConfig()
+    config = given if isinstance(given, ConfidentDecodingConfig) else _parse({} if given is None else given)
+    if config.trough_metrics:
+        raise ConfigError(
+            "confident-decoding: trough_metrics=True needs a server to export to (`vllm serve`). Here leave it out; "
+            "output_depths=True returns the depth of each token."
+        )
+    return config
+
+
+def _parse(given: object) -> ConfidentDecodingConfig:
     if not isinstance(given, Mapping):
         raise ConfigError(
             "confident-decoding: confident_config is a ConfidentDecodingConfig or a dictionary of its keys, not "
@@ -110,11 +116,6 @@ def _read(given: ConfidentDecodingConfig | Mapping[str, Any] | None) -> Confiden
         raise ConfigError(
             f"confident-decoding: confident_config has unknown keys {', '.join(map(repr, unknown))}. "
             f"Valid keys: {', '.join(ConfidentDecodingConfig.model_fields)}."
-        )
-    if config.trough_metrics:
-        raise ConfigError(
-            "confident-decoding: trough_metrics=True needs a server to export to (`vllm serve`). Here leave it out; "
-            "output_depths=True returns the depth of each token."
         )
     return config
 
