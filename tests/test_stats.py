@@ -126,6 +126,15 @@ def test_the_mirror_follows(prompt):
     assert mirror[int(prompt)].sum() == 9
 
 
+def test_of_a_fixed_layer_those_fall_back_that_nothing_keeps_at_the_final_one():
+    counters = new_counters(5, CPU)
+    depths, limits = [5, 0, 0, 5], torch.tensor([0, 0, -1, 0], dtype=torch.int32)
+    twins.count(counters, None, False, selection(depths), RowRules(6, limits), None)
+    assert counters[0].tolist() == [2, 0, 0, 0, 0, 2, 0, 1]
+    twins.count(counters, None, True, selection(depths), RowRules(6, 0), None)
+    assert counters[1].tolist() == [2, 0, 0, 0, 0, 2, 0, 2]
+
+
 @given(st.data())
 def test_what_falls_back_and_what_changes(data):
     """Against the definition, row by row, with numbers missing where nothing has looked and where nothing can."""

@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from confident_decoding.config import SelectionPlan
-from confident_decoding.entropy import combine_top_ids
 from confident_decoding.kernels import Operations, operations
 from confident_decoding.kernels.types import ROWS, Candidates, FirstCandidates, Round, Rule
 from confident_decoding.model_head import ModelHead, Selection
@@ -119,16 +118,8 @@ class _Scan:
         found = self._project(states, moved)
         self._operations.keep(found, slots, moved, logits)
         if self._top_ids is not None:
-            self._record_moved(combine_top_ids(self._head.statistics(found, moved.count)), moved, slots)
-
-    def _record_moved(self, ids: Tensor, moved: Candidates, slots: Tensor) -> None:
-        """Write the top ids ``[B]`` of the moved rows to their depths, which the scan need not have looked at."""
-        assert self._top_ids is not None
-        batch = len(slots)
-        places = torch.where(slots < moved.work[ROWS], moved.rows, batch).long()  # the others': nowhere
-        own = torch.full((batch + 1,), -1, dtype=ids.dtype, device=ids.device).scatter_(0, places, ids)[:batch]
-        known = self._top_ids.gather(0, self._depths[None])[0]
-        self._top_ids.scatter_(0, self._depths[None], torch.where(own >= 0, own, known)[None])
+            statistics = self._head.statistics(found, moved.count)
+            self._operations.name_moved(statistics, moved, self._depths, self._top_ids)
 
     def _rooms(self, rounds: int, capacity: int) -> list[Candidates]:
         return Candidates.empty(rounds, capacity, len(self._packed), self._packed.device) if rounds else []

@@ -29,7 +29,7 @@ class Totals:
     Attributes:
         by_depth: Rows at each depth from 0 on.
         changed: Rows whose largest logit is another than at the final layer.
-        fell_back: Rows whose scan was ended by a candidate that is no distribution.
+        fell_back: Rows that a candidate which is no distribution has kept from going on.
     """
 
     by_depth: tuple[int, ...]

@@ -422,6 +422,18 @@ def test_shifts(name, shift, limited, batch):
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
+@pytest.mark.parametrize("shards", [1, 5])
+def test_ids_of_moved_rows(name, shards):
+    ids = torch.full((4, 6), -1, dtype=torch.int32, device=DEVICE)
+    ids[2] = 7
+    depths = torch.tensor([0, 3, 2, 1, 2, 3], device=DEVICE)
+    stats = named(entropies_as_statistics(torch.ones(6), 1).repeat(shards, 1, 1), torch.arange(50.0, 56.0))
+    operations(name).name_moved(stats.contiguous().to(DEVICE), candidates([1, 3, 4], 0, 1, 6, 6), depths, ids)
+    expected = [[-1] * 6, [-1, -1, -1, 51, -1, -1], [7, 7, 7, 7, 52, 7], [-1, 50, -1, -1, -1, -1]]
+    assert ids.tolist() == expected
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("columns", [5, 5000])
 def test_kept_logits(name, dtype, columns):
@@ -453,9 +465,9 @@ def test_counting(name, rows, n, own, mirrored):
     parts = entropies.to(DEVICE)[:, :rows], ids.to(DEVICE)[:, :rows]
     expected = np.full((2, n + 2), 5)
     for prompt in (False, True):
-        for matrices in (parts, (parts[0], None), (None, None)):
+        for matrices, fixed in ((parts, False), ((parts[0], None), False), ((None, None), False), ((None, None), True)):
             chosen = Selection(torch.empty(0), depths.to(DEVICE), None, *matrices)
-            operations(name).count(counters, mirror, prompt, chosen, rules, window)
+            operations(name).count(counters, mirror, prompt, chosen, rules, None if fixed else window)
             own_rows = expected[int(prompt)]
             own_rows[:n] += np.bincount(depths, minlength=n)
             for row in range(rows):
@@ -463,6 +475,7 @@ def test_counting(name, rows, n, own, mirrored):
                     own_rows[n] += bool(ids[0, row] != ids[depths[row], row])
                 h, limit = entropies[:, row].tolist(), int(limits[row]) if "limits" in own else 6
                 threshold = float(thresholds[row]) if "thresholds" in own else 0.4
+                own_rows[n + 1] += bool(fixed and depths[row] == 0 and limit >= 0)
                 if matrices[0] is not None and min(limit, window) > 0 and not 0 < threshold >= h[0]:
                     own_rows[n + 1] += oracle.ends_at_nan(h, min(limit, window))
     if GPU:

@@ -58,12 +58,13 @@ def test_a_scrape_reads_what_was_counted(tmp_path):
     assert buckets == {0: 50, 1: 80, 2: 95, 3: 100, math.inf: 100}, "cumulative, as Prometheus wants them"
 
 
-def test_a_fixed_layer_has_no_scan_to_speak_of(tmp_path):
+def test_with_a_fixed_layer_there_is_nothing_to_compare_with(tmp_path):
     plan = ConfidentDecodingConfig(select_method="last-m3").resolve(30)
     Publisher(tmp_path, LABELS, plan, counted())
     assert {key[0] for key in scrape(tmp_path)} == {
         "tokens_total",
         "tokens_not_final_total",
+        "tokens_fell_back_total",
         "depth_bucket",
         "depth_sum",
         "depth_count",

@@ -49,6 +49,8 @@ class Operations(Protocol):
 
     def relocate(self, troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) -> Tensor: ...
 
+    def name_moved(self, statistics: Tensor, moved: Candidates, depths: Tensor, top_ids: Tensor) -> None: ...
+
     def keep(self, logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> None: ...
 
     def count(
@@ -58,7 +60,7 @@ class Operations(Protocol):
         prompt: bool,
         selection: Selection,
         rules: RowRules,
-        window: int,
+        window: int | None,
     ) -> None: ...
 
 

@@ -44,6 +44,7 @@ def _count(
     threshold,
     DEPTHS: tl.constexpr,
     SCANNED: tl.constexpr,
+    FIXED: tl.constexpr,
     NAMED: tl.constexpr,
     OWN_LIMITS: tl.constexpr,
     OWN_THRESHOLDS: tl.constexpr,
@@ -62,8 +63,12 @@ def _count(
             final = tl.load(top_ids + row, mask=here, other=0)
             selected = tl.load(top_ids + depth * stride + row, mask=here, other=0)
             found += tl.where(place == DEPTHS, tl.sum((final != selected).to(tl.int32), 0), 0)
-        if SCANNED:
+        if SCANNED or FIXED:
             own_limit = own(limits, limit, row, here, OWN_LIMITS)
+        if FIXED:
+            fell = here & (depth == 0) & (own_limit >= 0)
+            found += tl.where(place == DEPTHS + 1, tl.sum(fell.to(tl.int32), 0), 0)
+        elif SCANNED:
             own_threshold = own(thresholds, threshold, row, here, OWN_THRESHOLDS)
             fell = _fell_back(entropies, row, here, looked_at, stride, window, own_limit, own_threshold, PLACES)
             found += tl.where(place == DEPTHS + 1, tl.sum(fell.to(tl.int32), 0), 0)
@@ -84,7 +89,7 @@ def count(
     prompt: bool,
     selection: Selection,
     rules: RowRules,
-    window: int,
+    window: int | None,
 ) -> None:
     """See `twins.count`. A mirror must be pinned: the kernel writes to it."""
     depths, entropies, ids = selection.depths, selection.entropies, selection.top_ids
@@ -106,12 +111,13 @@ def count(
         len(depths),
         0 if entropies is None else len(entropies),
         0 if matrix is None else matrix.stride(0),
-        window,
+        window or 0,
         0 if isinstance(limit, Tensor) else limit,
         0.0 if isinstance(threshold, Tensor) else float(threshold),
         num_warps=4,
         DEPTHS=counters.shape[1] - 2,
         SCANNED=entropies is not None,
+        FIXED=window is None,
         NAMED=ids is not None,
         OWN_LIMITS=isinstance(limit, Tensor),
         OWN_THRESHOLDS=isinstance(threshold, Tensor),

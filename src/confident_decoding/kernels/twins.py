@@ -162,6 +162,23 @@ def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) 
     return depths
 
 
+def name_moved(statistics: Tensor, moved: Candidates, depths: Tensor, top_ids: Tensor) -> None:
+    """Write the top ids of moved rows to their depths, at which the scan need not have looked.
+
+    Args:
+        statistics: ``[R, capacity, 4]`` of the moved rows' logits.
+        moved: As `relocate` has filled it.
+        depths: ``[B]`` int64, settled.
+        top_ids: ``[n, B]`` int32, written.
+    """
+    ids, batch = entropy.combine_top_ids(statistics), len(depths)
+    slots = torch.arange(batch, device=depths.device)
+    rows = torch.where(slots < moved.work[ROWS], moved.rows, batch).long()  # the others: beyond the last
+    wanted = torch.full((batch + 1,), -1, dtype=ids.dtype, device=ids.device).scatter_(0, rows, ids)[:batch]
+    known = top_ids.gather(0, depths[None])[0]
+    top_ids.scatter_(0, depths[None], torch.where(wanted >= 0, wanted, known)[None])
+
+
 def keep(logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> None:
     """Copy the logits that rows keep: candidate ``source[i]`` of ``logits`` to ``result[rows[i]]``, if not -1."""
     rows = _row_numbers(candidates, len(result), result.device)
@@ -177,7 +194,7 @@ def count(
     prompt: bool,
     selection: Selection,
     rules: RowRules,
-    window: int,
+    window: int | None,
 ) -> None:
     """Add one call to the counters (`stats.new_counters`), in place and on their device.
 
@@ -189,7 +206,8 @@ def count(
         selection: Its depths and, where they are there, entropies (rows that fell back) and top ids (rows whose
             top id changed).
         rules: Of the rows.
-        window: Deepest depth of any scan.
+        window: Deepest depth of any scan; None = a fixed layer, where rows at the final one that no rule keeps there
+            fell back.
     """
     depths, entropies, ids = selection.depths, selection.entropies, selection.top_ids
     if len(depths) == 0:
@@ -199,7 +217,9 @@ def count(
     changed = fell_back = torch.zeros(1, dtype=torch.int64, device=device)
     if ids is not None:
         changed = (ids.gather(0, depths[None])[0] != ids[0]).sum(0, keepdim=True)
-    if entropies is not None:
+    if window is None:
+        fell_back = ((depths == 0) & (rules.limits_of(depths) >= 0)).sum(0, keepdim=True)
+    elif entropies is not None:
         limits = rules.limits_of(depths).clamp(max=window)
         numbers = torch.arange(1, len(entropies), device=device)[:, None]
         falls = (entropies[1:] < entropies[:-1]) & (numbers <= limits)

@@ -203,10 +203,13 @@ class SelectingHead:
         *,
         prompt: bool,
     ) -> None:
+        window: int | None = plan.window
         if not self.metrics or plan.p == 0:  # nobody asks, or what the scan has found is discarded
             selection = replace(selection, entropies=None)
+        elif plan.fixed_depth is not None:
+            window = None
         mirror = mirror if self.metrics else None
-        operations(counters.device).count(counters, mirror, prompt, selection, rules, plan.window)
+        operations(counters.device).count(counters, mirror, prompt, selection, rules, window)
 
     def _draws(self, packed: Tensor) -> Tensor | None:
         if not 0 < self._plan.p < 1:

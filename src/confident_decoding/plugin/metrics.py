@@ -37,7 +37,7 @@ COUNTERS = {
     "tokens": "Rows that went through the output head.",
     "tokens_not_final": "Rows that took another layer than the final one.",
     "tokens_argmax_changed": "Rows whose most likely token is another than at the final layer.",
-    "tokens_fell_back": "Rows whose scan was ended by a candidate layer without a finite distribution.",
+    "tokens_fell_back": "Rows that were kept back by a candidate layer without a finite distribution.",
 }
 DEPTH = "depth"
 DEPTH_HELP = "Layers between the final one and the one that was taken."
@@ -111,13 +111,13 @@ class Publisher:
         folder: Of the files. Each publisher adds files of its own, so that what an engine has counted stays
             when it is started anew, and sums never fall.
         labels: Of all series, beside ``rows``.
-        plan: What is selected. With a fixed layer nothing says what the final one would have chosen.
+        plan: What is selected. With a fixed layer there are no logits of the final one to compare with.
         mirror: ``[2, cells]`` int64 (`stats.new_counters`), written by somebody else at any time.
     """
 
     def __init__(self, folder: Path, labels: dict[str, str], plan: SelectionPlan, mirror: Tensor) -> None:
         self._labels, self._mirror = labels, mirror
-        self._scans = plan.fixed_depth is None
+        self._compares = plan.fixed_depth is None
         self._published: list[list[int]] | None = None
         self._lock, self._ended = threading.Lock(), threading.Event()
         self._files = {kind: _NewFile(folder, kind) for kind in ("counter", "histogram")}
@@ -155,8 +155,9 @@ class Publisher:
     def _write(self, rows: str, totals: Totals) -> None:
         labels = {**self._labels, "rows": rows}
         values = {"tokens": totals.tokens, "tokens_not_final": totals.tokens - totals.kept_at_final}
-        if self._scans:
-            values |= {"tokens_argmax_changed": totals.changed, "tokens_fell_back": totals.fell_back}
+        if self._compares:
+            values["tokens_argmax_changed"] = totals.changed
+        values["tokens_fell_back"] = totals.fell_back
         for name, value in values.items():
             self._files["counter"].write(PREFIX + name, "_total", labels, COUNTERS[name], value)
         # Each bucket by itself: whoever reads the files adds them up.
