@@ -23,13 +23,14 @@ SETTINGS = {
     "stock": None,
     "p=0": {"p": 0.0},
     "planned": {},
+    "metrics": {"metrics": True},
     "dense": {"dense": True},
     "threshold 0.01": {"min_entropy": 0.01, "under": 0.64},
     "planned, no graphs": {"eager": True},
     "plain recipe": {"plain": True},
 }
 """Each but stock is a variant of one engine with the switch on (`benchmarks.variants`)."""
-FORCED = ("planned", "planned, no graphs", "threshold 0.01")
+FORCED = ("planned", "metrics", "planned, no graphs", "threshold 0.01")
 """Settings whose time depends on the depths, for which each histogram is measured."""
 CPU_ONLY_SETTINGS = ("stock", "planned")
 
@@ -178,7 +179,8 @@ def main():
         }
         engines = {"stock": Engine("stock", options, Path(folder) / "stock.log")}
         for layers in args.layers:
-            config = {SWITCH: True, "trough_max_backtrack_layers": layers}
+            # Where variants switch metrics on and off; a CPU's one setting is without.
+            config = {SWITCH: True, "trough_max_backtrack_layers": layers, "trough_metrics": torch.cuda.is_available()}
             name = f"K={layers}"
             engines[name] = Engine(name, {**options, "additional_config": config}, Path(folder) / f"{layers}.log")
         for engine in engines.values():
