@@ -76,7 +76,7 @@ def _places_of_maxima(logits: Tensor, maxima: Tensor) -> Tensor:
     """First column ``[B]`` of each row's maximum. An argmax over all columns takes a CPU as long as all the rest."""
     start = maxima.argmax(-1, keepdim=True) * _SEGMENT
     columns = (start + torch.arange(_SEGMENT, device=logits.device)).clamp_(max=logits.shape[1] - 1)
-    return start[:, 0] + logits.gather(1, columns).argmax(-1)
+    return start[:, 0] + logits.gather(1, columns).float().max(-1).indices  # on a CPU far faster than in 16 bits
 
 
 def _row_sums(x: Tensor) -> Tensor:

@@ -94,8 +94,9 @@ class RowRules:
             window: Deepest depth of any scan.
         """
         following = entropies.gather(0, (troughs + 1).clamp(max=len(entropies) - 1)[None])[0]
-        would_go_on = (troughs < self.limits_of(troughs).clamp(max=window)) & ~self.held(entropies[0])
-        return would_go_on & (entropies[0].isnan() | following.isnan())
+        limits = self.limits.clamp(max=window) if isinstance(self.limits, Tensor) else min(self.limits, window)
+        ended = (troughs < limits) & (entropies[0].isnan() | following.isnan())
+        return ended & ~self.held(entropies[0]) if self.holds_rows else ended
 
     def settle(self, troughs: Tensor, entropies: Tensor, window: int) -> Tensor:
         """From troughs to the depths that are selected, ``[B]`` int64: shifts, thresholds, and rows that are kept.

@@ -220,10 +220,8 @@ def count(
     if window is None:
         fell_back = ((depths == 0) & (rules.limits_of(depths) >= 0)).sum(0, keepdim=True)
     elif entropies is not None:
-        limits = rules.limits_of(depths).clamp(max=window)
-        numbers = torch.arange(1, len(entropies), device=device)[:, None]
-        falls = (entropies[1:] < entropies[:-1]) & (numbers <= limits)
-        fell_back = rules.fell_back(falls.long().cumprod(0).sum(0), entropies, window).sum(0, keepdim=True)
+        troughs = (entropies[1:] < entropies[:-1]).long().cumprod(0).sum(0)  # or beyond, where a limit came first
+        fell_back = rules.fell_back(troughs, entropies, window).sum(0, keepdim=True)
     counters[int(prompt)] += torch.cat([by_depth, changed, fell_back])
     if mirror is not None:
         mirror.copy_(counters, non_blocking=True)
