@@ -74,9 +74,10 @@ def _segment_maxima(x: Tensor) -> Tensor:
 
 def _places_of_maxima(logits: Tensor, maxima: Tensor) -> Tensor:
     """First column ``[B]`` of each row's maximum. An argmax over all columns takes a CPU as long as all the rest."""
-    start = maxima.argmax(-1, keepdim=True) * _SEGMENT
-    columns = (start + torch.arange(_SEGMENT, device=logits.device)).clamp_(max=logits.shape[1] - 1)
-    return start[:, 0] + logits.gather(1, columns).float().max(-1).indices  # on a CPU far faster than in 16 bits
+    width = min(_SEGMENT, logits.shape[1])
+    start = (maxima.argmax(-1) * _SEGMENT).clamp_(max=logits.shape[1] - width)
+    segment = logits.unfold(1, width, 1)[torch.arange(len(logits), device=logits.device), start]
+    return start + segment.float().max(-1).indices  # in 16 bits a CPU takes far longer
 
 
 def _row_sums(x: Tensor) -> Tensor:
@@ -93,6 +94,8 @@ def merge_statistics(stats: Tensor) -> Tensor:
 
     With ids, ``[R, B, 4]`` to ``[B, 4]``.
     """
+    if len(stats) == 1:
+        return stats[0]
     m, s, u = stats[..., :3].unbind(-1)
     top = m.amax(0)
     # -inf - -inf would be NaN: a shard without a finite logit weighs 0, whatever the others hold.
@@ -113,8 +116,7 @@ def combine_statistics(stats: Tensor) -> Tensor:
     Returns:
         ``[B]`` fp32 nats; NaN where a logit is NaN or ``+inf``, or all are ``-inf``.
     """
-    _, s, u = merge_statistics(stats[..., :3]).unbind(-1)
-    return s.log() - u / s
+    return entropies_of(merge_statistics(stats))
 
 
 def combine_top_ids(stats: Tensor) -> Tensor:
@@ -126,7 +128,18 @@ def combine_top_ids(stats: Tensor) -> Tensor:
     Returns:
         ``[B]`` int32; any number where the entropy is NaN.
     """
-    return merge_statistics(stats)[:, 3].to(torch.int32)
+    return top_ids_of(merge_statistics(stats))
+
+
+def entropies_of(merged: Tensor) -> Tensor:
+    """`combine_statistics` after `merge_statistics`."""
+    s, u = merged[:, 1], merged[:, 2]
+    return s.log() - u / s
+
+
+def top_ids_of(merged: Tensor) -> Tensor:
+    """`combine_top_ids` after `merge_statistics`."""
+    return merged[:, 3].to(torch.int32)
 
 
 def entropy(logits: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ from typing import Protocol
 
 from torch import Tensor
 
-from confident_decoding.entropy import combine_statistics, combine_top_ids
+from confident_decoding.entropy import combine_statistics, entropies_of, merge_statistics, top_ids_of
 
 
 class Statistics(Protocol):
@@ -74,8 +74,8 @@ class ModelHead:
 
     def measure(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
         """`entropies`, and with ``top_ids`` the ids ``[m]`` int32 of the largest logits."""
-        statistics = self.statistics(logits)
-        return combine_statistics(statistics), combine_top_ids(statistics) if self.top_ids else None
+        merged = merge_statistics(self.statistics(logits))
+        return entropies_of(merged), top_ids_of(merged) if self.top_ids else None
 
 
 @dataclass(frozen=True)
