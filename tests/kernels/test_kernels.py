@@ -283,8 +283,8 @@ def entropies_as_statistics(entropies, shards):
 
 
 def named(statistics, ids):
-    """A fourth number, of which all but the last shard's is not to be taken: its maximum is the largest."""
-    result = torch.cat([statistics, torch.full_like(statistics[..., :1], 999_999.0)], -1)
+    """A fourth number, of which only the last shard's is to be taken, since its maximum is the largest."""
+    result = torch.cat([statistics, torch.full_like(statistics[..., :1], -5.0)], -1)
     result[:-1, :, 0], result[:-1, :, 1:3] = -math.inf, 0.0
     result[-1, :, 3] = ids
     return result
