@@ -24,6 +24,7 @@ SETTINGS = {
     "stock": None,
     "p=0": {"p": 0.0},
     "planned": {},
+    "metrics": {"metrics": True},
     "dense": {"dense": True},
     "threshold 0.01": {"min_entropy": 0.01, "under": 0.64},
     "planned, no graphs": {"eager": True},
@@ -33,7 +34,7 @@ SETTINGS = {
 """Each but stock is a variant of one engine with the switch on (`benchmarks.variants`)."""
 AGAIN = "stock again"
 """A second stock engine: how far apart are two engines that do the same?"""
-FORCED = ("planned", "planned, no graphs", "threshold 0.01")
+FORCED = ("planned", "metrics", "planned, no graphs", "threshold 0.01")
 """Settings whose time depends on the depths, for which each histogram is measured."""
 CPU_ONLY_SETTINGS = ("stock", "planned")
 
@@ -196,7 +197,8 @@ def main():
         if args.again:
             engines[AGAIN] = Engine(AGAIN, options, Path(folder) / "again.log")
         for layers in args.layers:
-            config = {SWITCH: True, "trough_max_backtrack_layers": layers}
+            # Where variants switch metrics on and off; a CPU's one setting is without.
+            config = {SWITCH: True, "trough_max_backtrack_layers": layers, "trough_metrics": torch.cuda.is_available()}
             name = f"K={layers}"
             engines[name] = Engine(name, {**options, "additional_config": config}, Path(folder) / f"{layers}.log")
         for engine in engines.values():

@@ -61,6 +61,7 @@ class Forced:
             capacity,
             under,
             SHARDS: tl.constexpr,
+            NUMBERS: tl.constexpr,
             FIRST: tl.constexpr,
         ):
             table += tl.load(step) * 2048
@@ -76,7 +77,7 @@ class Forced:
             h = tl.where(depth <= wanted, 10.0 - depth, 20.0 + depth)
             h = tl.where((wanted < 0) & (depth == 0), under, h)
             for shard in tl.static_range(SHARDS):
-                place = statistics + (shard * capacity + number) * 3
+                place = statistics + (shard * capacity + number) * NUMBERS
                 tl.store(place, 0.0 if shard == 0 else -float("inf"), mask=held)
                 tl.store(place + 1, 1.0 if shard == 0 else 0.0, mask=held)
                 tl.store(place + 2, -h if shard == 0 else h * 0.0, mask=held)
@@ -84,13 +85,13 @@ class Forced:
         self._kernel = force
 
     def __call__(self, statistics, candidates):
-        """Overwrite ``[R, m, 3]``."""
+        """Overwrite the first three of the numbers ``[R, m, 3]`` or ``[R, m, 4]``."""
         from confident_decoding.kernels.types import FirstCandidates
 
         first = isinstance(candidates, FirstCandidates)
         if first:
             self.step.add_(1).remainder_(STEPS)
-        shards, capacity, _ = statistics.shape
+        shards, capacity, numbers = statistics.shape
         self._kernel[((candidates.capacity + 127) // 128,)](
             statistics,
             statistics if first else candidates.rows,
@@ -102,6 +103,7 @@ class Forced:
             capacity,
             UNDER,
             SHARDS=shards,
+            NUMBERS=numbers,
             FIRST=first,
         )
 
@@ -110,7 +112,8 @@ def apply_variant(worker, variant):
     """Make the worker's next steps a variant.
 
     Keys: ``p``, ``min_entropy``, ``dense`` (no rounds), ``eager`` (no CUDA graphs), ``plain`` (`plain_recipe`),
-    ``final`` (`final_only`), ``histogram`` and ``under`` (`Forced`).
+    ``final`` (`final_only`), ``histogram`` and ``under`` (`Forced`), ``metrics`` (of an engine with
+    ``trough_metrics``; else off).
     """
     from confident_decoding import planner
     from confident_decoding.kernels import triton_operations
@@ -122,6 +125,7 @@ def apply_variant(worker, variant):
     head._plan = dataclasses.replace(plan, p=variant.get("p", 1.0), min_entropy=variant.get("min_entropy", 0.0))
     planner.rows_per_read = (lambda *args, **kwargs: None) if variant.get("dense") else per_read
     head._graphs = graphs and not variant.get("eager")
+    head.metrics = bool(variant.get("metrics"))
     head._plain = plain_recipe(head) if variant.get("plain") else final_only(head) if variant.get("final") else None
     type(head).__call__ = dispatch
     triton_operations.decide = decide

@@ -24,7 +24,15 @@ def trough(entropies, window):
     return d
 
 
+def ends_at_nan(entropies, window):
+    """Whether the trough is where it is because a number is missing: the final one, or the next."""
+    d = trough(entropies, window)
+    return d < window and (math.isnan(entropies[0]) or math.isnan(entropies[d + 1]))
+
+
 def depth(entropies, window, shift, candidates):
+    """A NaN that has ended the scan leaves the row where it is: its candidate must not be selected by the shift."""
+    shift = 0 if ends_at_nan(entropies, window) else shift
     return min(max(trough(entropies, window) + shift, 0), candidates - 1)
 
 

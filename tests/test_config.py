@@ -172,6 +172,8 @@ BAD = [
     ("trough_min_entropy", "0.1", "nats from 0"),
     ("trough_min_entropy", float("nan"), "nats from 0"),
     ("trough_log_interval", 1.5, "whole number"),
+    ("trough_metrics", "true", "true or false"),
+    ("trough_metrics", 1, "true or false"),
     ("select_method", 3, "trough"),
     ("select_method", None, "trough"),
 ]
@@ -201,6 +203,8 @@ def test_one_message_names_every_problem():
         ("trough-max-backtrack-layers", "trough_max_backtrack_layers"),
         ("Trough_Log_Interval", "trough_log_interval"),
         ("trough_interval", "trough_log_interval"),
+        ("trough_metric", "trough_metrics"),
+        ("Trough-Metrics", "trough_metrics"),
         ("selectmethod", "select_method"),
         ("select_methods", "select_method"),
         ("P", "p"),

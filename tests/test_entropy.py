@@ -9,7 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confident_decoding.entropy import combine_statistics, entropy, shard_statistics
+from confident_decoding.entropy import combine_statistics, combine_top_ids, entropy, shard_statistics
 
 TOLERANCE = 1e-5  # nats, fp32 accumulation over up to 256k columns
 
@@ -121,3 +121,46 @@ def test_row_does_not_depend_on_its_neighbours(columns, threads):
 def test_far_logits_do_not_overflow():
     logits = torch.tensor([[3e38, -3e38, 3e38], [-3e38, -3e38, -3e38]])
     close(entropy(logits), logits)
+
+
+def top_ids(logits, cuts, first_id=0):
+    starts = [0, *cuts]
+    parts = [
+        shard_statistics(logits[:, a:b], first_id + a) for a, b in zip(starts, [*cuts, logits.shape[1]], strict=True)
+    ]
+    return combine_top_ids(torch.stack(parts)).tolist()
+
+
+@pytest.mark.parametrize("columns", [1, 1023, 1024, 1025, 5000, 151_936])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float32])
+def test_the_largest_logits_id_is_that_of_numpy(columns, dtype):
+    """bfloat16 has ties in nearly every row of 151,936: the lowest id of them, as torch's and numpy's argmax."""
+    generator = torch.Generator().manual_seed(columns)
+    logits = (torch.randn(7, columns, generator=generator) * 3).to(dtype)
+    logits[1] = 0.5
+    logits[2, columns // 2 :] = 99
+    logits[3], logits[3, -1] = -math.inf, -5
+    expected = logits.float().numpy().argmax(-1)
+    assert top_ids(logits, []) == expected.tolist()
+    assert top_ids(logits, [columns // 3, columns // 3, columns // 2]) == expected.tolist(), "an empty shard holds none"
+    assert top_ids(logits, [columns // 2], 100_000) == (expected + 100_000).tolist()
+
+
+def test_ids_do_not_change_the_other_numbers():
+    logits = torch.randn(12, 70_000, generator=torch.Generator().manual_seed(0))
+    logits[3], logits[4, 7], logits[5, 69_999] = -math.inf, math.nan, math.inf
+    plain, named = shard_statistics(logits), shard_statistics(logits, 5)
+    assert torch.equal(plain.nan_to_num(-1.5), named[:, :3].nan_to_num(-1.5))
+    both = [combine_statistics(stats[None].expand(2, -1, -1)) for stats in (plain, named)]
+    assert torch.equal(*(h.nan_to_num(-1.5) for h in both))
+    ids = combine_top_ids(named[None])
+    assert ((ids >= 5) & (ids < 70_005)).all(), "also where there is no entropy"
+
+
+@given(st.integers(1, 4), st.integers(1, 30), st.data())
+def test_any_rows_ids(rows, columns, data):
+    value = st.sampled_from([-math.inf, -1.0, 0.0, 1.0])
+    logits = torch.tensor([[data.draw(value) for _ in range(columns)] for _ in range(rows)])
+    logits[:, data.draw(st.integers(0, columns - 1))] = 0.0
+    cuts = sorted(data.draw(st.lists(st.integers(0, columns), max_size=4)))
+    assert top_ids(logits, cuts) == logits.numpy().argmax(-1).tolist()

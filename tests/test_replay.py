@@ -34,7 +34,8 @@ def recordings(monkeypatch):
             replays.append(len(found.depths))
             new = work()
             for field in dataclasses.fields(Selection):
-                getattr(found, field.name).copy_(getattr(new, field.name))
+                if getattr(found, field.name) is not None:
+                    getattr(found, field.name).copy_(getattr(new, field.name))
 
         return Recording(again, found)
 

@@ -3,6 +3,7 @@
 import math
 
 import numpy as np
+import oracle
 import pytest
 import torch
 from hypothesis import given, settings
@@ -18,22 +19,58 @@ RULES = RowRules(10, 9)
 def test_shift_is_clamped(troughs, shift, candidates):
     troughs = [min(trough, candidates - 1) for trough in troughs]
     rules = RowRules(candidates, candidates - 1, shift)
-    found = rules.settle(torch.tensor(troughs), torch.zeros(len(troughs)))
+    found = rules.settle(torch.tensor(troughs), torch.zeros(10, len(troughs)), candidates - 1)
     assert found.tolist() == [min(max(trough + shift, 0), candidates - 1) for trough in troughs]
 
 
 def test_thresholds_hold_rows_at_the_final_layer():
-    troughs, entropies = torch.tensor([3, 3, 3, 3]), torch.tensor([0.5, 0.50001, math.nan, 0.0])
-    assert RowRules(10, 9, 0, 0.5).settle(troughs, entropies).tolist() == [0, 3, 3, 0]
-    assert RowRules(10, 9, 1, 0.5).settle(troughs, entropies).tolist() == [0, 4, 4, 0]
-    assert RowRules(10, 9, 0, 0.0).settle(troughs, entropies).tolist() == [3, 3, 3, 3], "0 = none, not even at 0 nats"
-    own = torch.tensor([0.0, 1.0, 1.0, 0.0])
-    assert RowRules(10, 9, 0, own).settle(troughs, entropies).tolist() == [3, 0, 3, 3]
+    troughs, entropies = torch.tensor([3, 3, 3]), torch.tensor([0.5, 0.50001, 0.0]).repeat(10, 1)
+    assert RowRules(10, 9, 0, 0.5).settle(troughs, entropies, 9).tolist() == [0, 3, 0]
+    assert RowRules(10, 9, 1, 0.5).settle(troughs, entropies, 9).tolist() == [0, 4, 0]
+    assert RowRules(10, 9, 0, 0.0).settle(troughs, entropies, 9).tolist() == [3, 3, 3], "0 = none, not even at 0 nats"
+    own = torch.tensor([0.0, 1.0, 0.0])
+    assert RowRules(10, 9, 0, own).settle(troughs, entropies, 9).tolist() == [3, 0, 3]
+    assert RowRules(10, 9, 0, 0.5).held(torch.tensor([math.nan])).tolist() == [False]
 
 
 def test_rows_that_are_kept_are_not_shifted():
     limits = torch.tensor([-1, 0, 5], dtype=torch.int32)
-    assert RowRules(10, limits, 2).settle(torch.tensor([0, 0, 4]), torch.ones(3)).tolist() == [0, 2, 6]
+    assert RowRules(10, limits, 2).settle(torch.tensor([0, 0, 4]), torch.ones(10, 3), 9).tolist() == [0, 2, 6]
+
+
+NAN = math.nan
+FALLS = [  # entropies, limit; whether the scan ends at a NaN
+    ([5, 4, 3, NAN], 3, True),
+    ([5, NAN, 3, 2], 3, True),
+    ([NAN, 4, 3, 2], 3, True),
+    ([NAN, NAN, NAN, NAN], 3, True),
+    ([5, 4, 3, NAN], 2, False),  # by its limit, before the NaN
+    ([5, 6, NAN, NAN], 3, False),  # at its trough; nothing has looked further
+    ([5, 4, 3, 2], 3, False),
+    ([NAN, 4, 3, 2], 0, False),  # no scan
+    ([NAN, 4, 3, 2], -1, False),
+]
+
+
+@pytest.mark.parametrize("window", [3, 2])
+def test_rows_fall_back_where_a_nan_ends_their_scan(window):
+    entropies = torch.tensor([row for row, _, _ in FALLS]).T
+    limits = torch.tensor([limit for _, limit, _ in FALLS], dtype=torch.int32)
+    troughs = torch.tensor([oracle.trough(row, max(0, min(limit, window))) for row, limit, _ in FALLS])
+    found = RowRules(4, limits).fell_back(troughs, entropies, window).tolist()
+    # With the window at 2, the first row's scan ends there, before it looks at depth 3.
+    assert found == [falls and not (window == 2 and number == 0) for number, (_, _, falls) in enumerate(FALLS)]
+
+
+def test_rows_that_fell_back_are_not_shifted():
+    """The shift could select the very candidate that is no distribution."""
+    entropies = torch.tensor([[5, 4, 3, NAN], [5, NAN, 3, 2], [NAN, 4, 3, 2], [5, 4, 6, NAN]]).T
+    troughs = torch.tensor([2, 0, 0, 1])
+    for shift in (1, 2, torch.tensor([1, 2, 1, 2])):
+        found = RowRules(4, 3, shift).settle(troughs, entropies, 3).tolist()
+        assert found == [2, 0, 0, min(3, 1 + (2 if isinstance(shift, torch.Tensor) else shift))]
+    held = RowRules(4, 3, 1, 5.0).settle(troughs, entropies, 3).tolist()
+    assert held == [0, 0, 0, 0]
 
 
 def test_some_of_the_rows():
@@ -53,7 +90,7 @@ def test_a_plan_that_mixes_needs_draws():
 
 def mixed(draws, p):
     """Depths of rows whose trough is 3."""
-    return RULES.mixed(draws, p).settle(torch.full(draws.shape, 3), torch.ones(draws.shape))
+    return RULES.mixed(draws, p).settle(torch.full(draws.shape, 3), torch.ones(10, *draws.shape), 9)
 
 
 def test_p_zero_never_selects_and_one_always_does():

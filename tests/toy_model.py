@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from functools import partial
 
 import oracle
 import torch
@@ -17,14 +18,23 @@ class ToyModel:
     """RMS norm and a head; counts the rows of each projection."""
 
     def __init__(
-        self, seed=0, dtype=torch.float32, rows_per_read=None, on_device=False, fused=False, hidden=H, device="cpu"
+        self,
+        seed=0,
+        dtype=torch.float32,
+        rows_per_read=None,
+        on_device=False,
+        fused=False,
+        hidden=H,
+        device="cpu",
+        top_ids=False,
     ):
         g = torch.Generator().manual_seed(seed)
         self.hidden, self.device = hidden, device
         self.gain = (torch.rand(hidden, generator=g) + 0.5).to(dtype).to(device)
         self.weight = (torch.randn(V, hidden, generator=g) * 0.7 * (H / hidden) ** 0.5).to(dtype).to(device)
         self.projected = []
-        self.head = ModelHead(self.norm, self.project, statistics_of_finished, V, rows_per_read)
+        statistics = partial(statistics_of_finished, first_id=0 if top_ids else None)
+        self.head = ModelHead(self.norm, self.project, statistics, V, rows_per_read, top_ids=top_ids)
         if on_device:  # rounds whose counts the host may not read
             self.head = dataclasses.replace(
                 self.head,

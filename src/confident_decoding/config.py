@@ -141,6 +141,9 @@ class ConfidentDecodingConfig(BaseModel):
         ),
     ] = 0.0
     trough_log_interval: Annotated[int, Field(ge=0, description="a whole number of steps from 0 (0 = never log)")] = 0
+    trough_metrics: Annotated[
+        bool, Field(description="true or false (a JSON boolean): Prometheus metrics on the server's /metrics")
+    ] = False
 
     @field_validator("select_method")
     @classmethod

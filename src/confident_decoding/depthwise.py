@@ -14,6 +14,9 @@ from confident_decoding.config import SelectionPlan
 from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.selection import RowRules
 
+_Measured = tuple[Tensor, Tensor | None]
+"""`ModelHead.measure` of one depth."""
+
 
 def select_depthwise(
     packed: Tensor,
@@ -50,33 +53,36 @@ def select_depthwise(
         depths = depths if plan.p else torch.zeros_like(depths)
         logits = torch.where((depths == 0)[:, None], final, logits_at(1)) if plan.p else final
         return Selection(logits, depths, head.entropies(final) if with_final_entropies else None)
-    final = logits_at(0)
-    found = [head.entropies(final)]
-    limits = rules.limits_of(found[0])
-    troughs, kept = _scan(plan.window, limits, final, found, logits_at, head.entropies)
-    depths = rules.settle(troughs, found[0]) if plan.p else torch.zeros_like(troughs)
+    found = [head.measure(final := logits_at(0))]
+    troughs, kept = _scan(plan.window, rules.limits_of(found[0][0]), final, found, logits_at, head.measure)
+    entropies = torch.stack([h for h, _ in found])
+    depths = rules.settle(troughs, entropies, plan.window) if plan.p else torch.zeros_like(troughs)
     if rules.shifts_rows and plan.p:  # other logits than those that the scan kept
         for place, depth in enumerate(plan.depths[1:], start=1):
-            kept = torch.where((depths == depth)[:, None], logits_at(place), kept)
+            shifted = logits_at(place)
+            kept = torch.where((depths == depth)[:, None], shifted, kept)
+            if head.top_ids and place == len(found):
+                found.append(head.measure(shifted))
     logits = torch.where((depths == 0)[:, None], final, kept) if plan.p else final
-    return Selection(logits, depths, found[0], torch.stack(found))
+    top_ids = torch.stack([ids for _, ids in found if ids is not None]) if head.top_ids else None
+    return Selection(logits, depths, entropies[0], entropies, top_ids)
 
 
 def _scan(
     window: int,
     limits: Tensor,
     final: Tensor,
-    found: list[Tensor],
+    found: list[_Measured],
     logits_at: Callable[[int], Tensor],
-    entropies: Callable[[Tensor], Tensor],
+    measure: Callable[[Tensor], _Measured],
 ) -> tuple[Tensor, Tensor]:
-    """Troughs ``[B]`` and their logits; appends each depth's entropies to ``found``."""
-    descending = torch.ones_like(found[0], dtype=torch.bool)
-    troughs, kept = torch.zeros_like(found[0], dtype=torch.int64), final
+    """Troughs ``[B]`` and their logits; appends what is measured of each depth to ``found``."""
+    descending = torch.ones_like(limits, dtype=torch.bool)
+    troughs, kept = torch.zeros_like(limits), final
     for depth in range(1, window + 1):
         logits = logits_at(depth)
-        found.append(entropies(logits))
-        descending = descending & (found[-1] < found[-2]) & (depth <= limits)
+        found.append(measure(logits))
+        descending = descending & (found[-1][0] < found[-2][0]) & (depth <= limits)
         troughs = troughs + descending
         kept = torch.where(descending[:, None], logits, kept)
     return troughs, kept

@@ -52,6 +52,7 @@ class _Scan:
         self._rule = Rule(plan.window, schedule.rows_per_read, rules)
         shape, device = (len(plan.depths), len(packed)), packed.device
         self._entropies = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
+        self._top_ids = torch.full(shape, -1, dtype=torch.int32, device=device) if head.top_ids else None
         self._depths = torch.empty(shape[1], dtype=torch.int64, device=device)
 
     def run(self, result: Tensor | None) -> Selection:
@@ -70,7 +71,7 @@ class _Scan:
             self._relocate(logits)
         if result is not None and logits is not result:
             logits = result.copy_(logits)
-        return Selection(logits, self._depths, self._entropies[0], self._entropies)
+        return Selection(logits, self._depths, self._entropies[0], self._entropies, self._top_ids)
 
     def _first_round(self, following: Candidates | None, result: Tensor | None) -> Tensor:
         first = FirstCandidates(len(self._packed), 1 + self._schedule.first)
@@ -100,7 +101,9 @@ class _Scan:
 
     def _decide(self, logits: Tensor, candidates: Round, following: Candidates | None) -> Tensor:
         statistics = self._head.statistics(logits, candidates.count)
-        return self._operations.decide(statistics, candidates, following, self._entropies, self._depths, self._rule)
+        return self._operations.decide(
+            statistics, candidates, following, self._entropies, self._depths, self._rule, self._top_ids
+        )
 
     def _relocate(self, logits: Tensor) -> None:
         """Project the rows whose method asks for another depth than the trough that the scan has kept."""
@@ -114,6 +117,9 @@ class _Scan:
             states = torch.where(final[:, None], states, self._head.norm(states.clone()))
         found = self._project(states, moved)
         self._operations.keep(found, slots, moved, logits)
+        if self._top_ids is not None:
+            statistics = self._head.statistics(found, moved.count)
+            self._operations.name_moved(statistics, moved, self._depths, self._top_ids)
 
     def _rooms(self, rounds: int, capacity: int) -> list[Candidates]:
         return Candidates.empty(rounds, capacity, len(self._packed), self._packed.device) if rounds else []

@@ -6,14 +6,14 @@ from typing import Protocol
 
 from torch import Tensor
 
-from confident_decoding.entropy import combine_statistics
+from confident_decoding.entropy import combine_statistics, entropies_of, merge_statistics, top_ids_of
 
 
 class Statistics(Protocol):
     """Shard statistics of logits, of all vocabulary shards."""
 
     def __call__(self, logits: Tensor, count: Tensor | None = None) -> Tensor:
-        """Statistics ``[R, m, 3]`` fp32 (`entropy.shard_statistics`) of R shards, in rank order.
+        """Statistics ``[R, m, 3]`` or ``[R, m, 4]`` fp32 (`entropy.shard_statistics`) of R shards, in rank order.
 
         Args:
             logits: ``[m, V/tp]`` as the head returned them. Soft cap and scale are applied here, and
@@ -53,6 +53,7 @@ class ModelHead:
             their counts on the device and need ``weight``.
         weight: ``[V/tp, H]``, the head as a plain matrix, or None if it is anything else.
         fused_norm: What ``norm`` computes if it is exactly that, else None.
+        top_ids: Whether ``statistics`` says which ids have the largest logits (for metrics).
         reads: Every weight that ``norm`` and ``project`` read, where scans may be CUDA graphs: they hold addresses.
     """
 
@@ -64,11 +65,17 @@ class ModelHead:
     counts_on_host: bool = True
     weight: Tensor | None = None
     fused_norm: RmsNorm | None = None
+    top_ids: bool = False
     reads: tuple[Tensor, ...] = ()
 
     def entropies(self, logits: Tensor) -> Tensor:
         """Entropies ``[m]`` fp32 nats of ``project``'s logits, over the whole vocabulary."""
         return combine_statistics(self.statistics(logits))
+
+    def measure(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """`entropies`, and with ``top_ids`` the ids ``[m]`` int32 of the largest logits."""
+        merged = merge_statistics(self.statistics(logits))
+        return entropies_of(merged), top_ids_of(merged) if self.top_ids else None
 
 
 @dataclass(frozen=True)
@@ -82,9 +89,12 @@ class Selection:
         final_entropies: ``[B]`` fp32 nats at depth 0, or None where they were not asked for.
         entropies: ``[n, B]`` fp32 nats at each captured depth, NaN where a lazy scan did not look, or None
             for a fixed layer.
+        top_ids: ``[n, B]`` int32, ids of the largest logits at depth 0, at ``depths`` and wherever else the scan
+            looked; None where they were not asked for (`ModelHead.top_ids`) and for a fixed layer.
     """
 
     logits: Tensor
     depths: Tensor
     final_entropies: Tensor | None
     entropies: Tensor | None = None
+    top_ids: Tensor | None = None

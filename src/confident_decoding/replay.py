@@ -102,7 +102,11 @@ class ReplayedScans:
         assert found.final_entropies is not None
         assert found.entropies is not None
         return Selection(
-            self._logits[:rows], found.depths[:rows], found.final_entropies[:rows], found.entropies[:, :rows]
+            self._logits[:rows],
+            found.depths[:rows],
+            found.final_entropies[:rows],
+            found.entropies[:, :rows],
+            None if found.top_ids is None else found.top_ids[:, :rows],
         )
 
     def _fill_limits(self, rows: int, size: int, limits: Tensor | int) -> None:

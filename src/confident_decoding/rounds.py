@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from confident_decoding.config import SelectionPlan
+from confident_decoding.entropy import combine_top_ids
 from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.selection import RowRules
 
@@ -39,10 +40,10 @@ def scan_in_rounds(
         ahead = min(_ahead(rows_per_read, scanning), plan.window - depth)
         scanning = scan.descend(scanning, depth + 1, ahead)
         depth += ahead
-    depths = rules.settle(scan.depths, scan.entropies[0])
+    depths = rules.settle(scan.depths, scan.entropies, plan.window)
     # p = 0 is the regression setting: its scan runs, and the caller returns the stock logits.
     logits = scan.logits_at(depths) if plan.p else scan.logits
-    return Selection(logits, depths, scan.entropies[0], scan.entropies)
+    return Selection(logits, depths, scan.entropies[0], scan.entropies, scan.top_ids)
 
 
 def _ahead(rows_per_read: int, rows: Tensor) -> int:
@@ -51,14 +52,17 @@ def _ahead(rows_per_read: int, rows: Tensor) -> int:
 
 
 class _Scan:
-    """What is known of each row so far: entropies ``[n, B]``, the trough ``[B]``, its logits ``[B, V/tp]``."""
+    """What is known of each row so far.
+
+    Entropies and top ids ``[n, B]``, the trough ``[B]``, its logits ``[B, V/tp]``.
+    """
 
     def __init__(self, packed: Tensor, plan: SelectionPlan, head: ModelHead, rules: RowRules) -> None:
         self._states = packed.reshape(len(packed), len(plan.depths), packed.shape[1] // len(plan.depths))
         self._head, self._rules = head, rules
-        self.entropies = torch.full(
-            (len(plan.depths), len(packed)), torch.nan, dtype=torch.float32, device=packed.device
-        )
+        shape, device = (len(plan.depths), len(packed)), packed.device
+        self.entropies = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
+        self.top_ids = torch.full(shape, -1, dtype=torch.int32, device=device) if head.top_ids else None
         self.logits = packed.new_empty(0, 0)
         self.depths = torch.zeros(len(packed), dtype=torch.int64, device=packed.device)
         self.limits = rules.limits_of(self.depths).clamp(max=plan.window)
@@ -73,17 +77,19 @@ class _Scan:
         shares = ahead > 0 and len(wanted) > 0
         states = torch.cat([final, self._normed(wanted, 1, ahead)]) if shares else final.contiguous()
         logits = self._head.project(states)
-        found = self._head.entropies(logits)
+        found, ids = self._head.measure(logits)
         self.entropies[0] = found[:rows]
+        if self.top_ids is not None and ids is not None:
+            self.top_ids[0] = ids[:rows]
         self.logits = logits[:rows].clone() if shares else logits
         if shares:
-            return self._take(wanted, 1, logits[rows:], found[rows:].view(ahead, -1))
+            return self._take(wanted, 1, logits[rows:], found[rows:], None if ids is None else ids[rows:])
         return wanted[~self._rules.held(self.entropies[0])[wanted]]
 
     def descend(self, scanning: Tensor, depth: int, ahead: int) -> Tensor:
         """Project depths ``depth .. depth+ahead-1`` of the rows ``scanning``; returns those that go on."""
         logits = self._head.project(self._normed(scanning, depth, ahead))
-        return self._take(scanning, depth, logits, self._head.entropies(logits).view(ahead, -1))
+        return self._take(scanning, depth, logits, *self._head.measure(logits))
 
     def logits_at(self, depths: Tensor) -> Tensor:
         """Logits ``[B, V/tp]`` at ``depths``: those that were kept, projected anew where a shift asks for others."""
@@ -92,15 +98,21 @@ class _Scan:
             states = self._states[moved, depths[moved]]
             normed = self._head.norm(states.clone())
             self.logits[moved] = self._head.project(torch.where((depths[moved] == 0)[:, None], states, normed))
+            if self.top_ids is not None:
+                statistics = self._head.statistics(self.logits[moved])
+                self.top_ids[depths[moved], moved] = combine_top_ids(statistics)
         return self.logits
 
     def _normed(self, rows: Tensor, depth: int, ahead: int) -> Tensor:
         raw = self._states[rows, depth : depth + ahead].transpose(0, 1)
         return self._head.norm(raw.reshape(-1, raw.shape[-1]).contiguous())
 
-    def _take(self, rows: Tensor, depth: int, logits: Tensor, found: Tensor) -> Tensor:
-        """Advance ``rows`` through ``found`` ``[a, m]``, entropies of depths from ``depth`` on."""
+    def _take(self, rows: Tensor, depth: int, logits: Tensor, found: Tensor, ids: Tensor | None) -> Tensor:
+        """Advance ``rows`` through ``found`` and ``ids`` ``[a * m]`` of ``logits``, of depths from ``depth`` on."""
+        found = found.view(-1, len(rows))
         self.entropies[depth : depth + len(found), rows] = found
+        if self.top_ids is not None and ids is not None:
+            self.top_ids[depth : depth + len(found), rows] = ids.view(-1, len(rows))
         before = torch.cat([self.entropies[depth - 1, rows][None], found[:-1]])
         within = torch.arange(depth, depth + len(found))[:, None] <= self.limits[rows]
         steps = ((found < before) & within).to(torch.int64).cumprod(0).sum(0)

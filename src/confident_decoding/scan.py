@@ -4,6 +4,7 @@ A packed row ``[n*H]`` holds the final *normed* state, then the raw residual sta
 n-1 captured depths. What the scans need of the model is passed in (`ModelHead`).
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import torch
@@ -74,6 +75,7 @@ def select(
     all_depths: list[Tensor] = []
     final_entropies: list[Tensor | None] = []
     entropies: list[Tensor | None] = []
+    top_ids: list[Tensor | None] = []
     for start in range(0, rows, chunk):
         selected = part(slice(start, start + chunk))
         if stock is None:
@@ -83,18 +85,22 @@ def select(
         all_depths.append(selected.depths)
         final_entropies.append(selected.final_entropies)
         entropies.append(selected.entropies)
+        top_ids.append(selected.top_ids)
         del selected  # its logits; the next chunk's are as large
     assert result is not None
-    return Selection(result, torch.cat(all_depths), _join(final_entropies), _join(entropies))
+    return Selection(result, torch.cat(all_depths), _join(final_entropies), _join(entropies), _join(top_ids))
 
 
-def warm_up(plan: SelectionPlan, head: ModelHead, row: Tensor) -> None:
+def warm_up(
+    plan: SelectionPlan, head: ModelHead, row: Tensor, then: Callable[[Selection, RowRules], None] = lambda *_: None
+) -> None:
     """Run every kernel in every form that a call may need.
 
     Args:
         plan: What to select.
         head: The model's operations.
         row: A packed row ``[1, n*H]``.
+        then: What follows each call.
     """
     for rows in planner.warm_up_sizes(len(plan.depths), head.rows_per_read):
         packed = row.repeat(rows, 1)
@@ -104,7 +110,7 @@ def warm_up(plan: SelectionPlan, head: ModelHead, row: Tensor) -> None:
             RowRules(plan.candidates, limits, plan.shift, plan.min_entropy),
             RowRules(plan.candidates, limits, limits, limits.float()),
         ):
-            select(packed, replace(plan, p=1.0), head, rules, with_final_entropies=True)
+            then(select(packed, replace(plan, p=1.0), head, rules, with_final_entropies=True), rules)
 
 
 def replayed(plan: SelectionPlan, head: ModelHead, most: int, width: int, dtype: torch.dtype) -> ReplayedScans | None:

@@ -85,13 +85,35 @@ class RowRules:
             return torch.zeros_like(final_entropies, dtype=torch.bool)
         return final_entropies <= self.thresholds
 
-    def settle(self, troughs: Tensor, final_entropies: Tensor) -> Tensor:
-        """From troughs to the depths that are selected, ``[B]`` int64: shifts, thresholds, and rows that are kept."""
+    def fell_back(self, troughs: Tensor, entropies: Tensor, window: int) -> Tensor:
+        """``[B]`` bool: rows whose scan ended where it did because a candidate's entropy is NaN.
+
+        Args:
+            troughs: ``[B]`` int64, where the scans ended.
+            entropies: ``[n, B]`` fp32 nats; NaN also where nothing has looked, which is beyond where a scan ends.
+            window: Deepest depth of any scan.
+        """
+        following = entropies.gather(0, (troughs + 1).clamp(max=len(entropies) - 1)[None])[0]
+        limits = self.limits.clamp(max=window) if isinstance(self.limits, Tensor) else min(self.limits, window)
+        ended = (troughs < limits) & (entropies[0].isnan() | following.isnan())
+        return ended & ~self.held(entropies[0]) if self.holds_rows else ended
+
+    def settle(self, troughs: Tensor, entropies: Tensor, window: int) -> Tensor:
+        """From troughs to the depths that are selected, ``[B]`` int64: shifts, thresholds, and rows that are kept.
+
+        Rows that fell back are not shifted: that could select the very candidate that is no distribution.
+
+        Args:
+            troughs: See `fell_back`.
+            entropies: As well.
+            window: As well.
+        """
         depths = troughs
         if self.shifts_rows:
-            depths = (depths + self.shifts).clamp(0, self.candidates - 1)
+            shifts = torch.where(self.fell_back(troughs, entropies, window), 0, self.shifts)
+            depths = (depths + shifts).clamp(0, self.candidates - 1)
         if self.holds_rows:
-            depths = torch.where(self.held(final_entropies), 0, depths)
+            depths = torch.where(self.held(entropies[0]), 0, depths)
         return torch.where(self.limits < 0, 0, depths) if isinstance(self.limits, Tensor) else depths
 
 

@@ -1,7 +1,9 @@
 """Selection statistics: added up on the device, copied out at the log interval, never waited for."""
 
-from collections.abc import Sequence
+from collections import deque
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from operator import sub
 
 import torch
 from torch import Tensor
@@ -9,44 +11,75 @@ from torch import Tensor
 from confident_decoding.config import SelectionPlan
 
 SAMPLE_ROWS = 4
-_TOKENS, _KEPT, _DEPTH_SUM, _DEPTH_MAX = range(4)
-COUNTERS = 4
 
 
-def new_counters(device: torch.device) -> Tensor:
-    """Counters ``[2, 4]`` int64, sampled rows then prompt rows: tokens, kept at final, depth sum, depth max."""
-    return torch.zeros((2, COUNTERS), dtype=torch.int64, device=device)
+def new_counters(deepest: int, device: torch.device) -> Tensor:
+    """Counters ``[2, deepest + 3]`` int64 of rows since the start; sampled rows, then prompt rows.
+
+    Rows at depth 0, ..., at ``deepest``; rows whose largest logit is another than at the final layer; rows that fell
+    back (`RowRules.fell_back`). `kernels.twins.count` adds to them.
+    """
+    return torch.zeros((2, deepest + 3), dtype=torch.int64, device=device)
 
 
-def count(counters: Tensor, depths: Tensor, prompt: bool) -> None:
-    """Add the depths ``[B]`` of one call to the counters, in place and on their device."""
-    if len(depths) == 0:
-        return
-    row = counters[int(prompt)]
-    row[_TOKENS] += len(depths)
-    row[_KEPT] += (depths == 0).sum()
-    row[_DEPTH_SUM] += depths.sum()
-    row[_DEPTH_MAX] = torch.maximum(row[_DEPTH_MAX], depths.max())
+@dataclass(frozen=True)
+class Totals:
+    """One row of the counters on the host.
+
+    Attributes:
+        by_depth: Rows at each depth from 0 on.
+        changed: Rows whose largest logit is another than at the final layer.
+        fell_back: Rows that a candidate which is no distribution has kept from going on.
+    """
+
+    by_depth: tuple[int, ...]
+    changed: int
+    fell_back: int
+
+    @classmethod
+    def of(cls, counters: Sequence[int]) -> "Totals":
+        """From one row of the counters."""
+        *by_depth, changed, fell_back = counters
+        return cls(tuple(by_depth), changed, fell_back)
+
+    def since(self, before: "Totals") -> "Totals":
+        """What has come since ``before``."""
+        by_depth = tuple(map(sub, self.by_depth, before.by_depth))
+        return Totals(by_depth, self.changed - before.changed, self.fell_back - before.fell_back)
+
+    @property
+    def tokens(self) -> int:
+        """Rows."""
+        return sum(self.by_depth)
+
+    @property
+    def kept_at_final(self) -> int:
+        """Rows at depth 0."""
+        return self.by_depth[0]
+
+    @property
+    def depth_sum(self) -> int:
+        """Sum of all depths."""
+        return sum(depth * rows for depth, rows in enumerate(self.by_depth))
+
+    @property
+    def depth_max(self) -> int:
+        """Largest depth; 0 without rows."""
+        return max((depth for depth, rows in enumerate(self.by_depth) if rows), default=0)
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Counters on the host, of sampled rows since the previous snapshot.
+    """Counters on the host, of sampled rows.
 
     Attributes:
         step: Head calls with sampled rows since the start.
-        tokens: Rows among them.
-        kept_at_final: Rows at depth 0.
-        depth_sum: Sum of all depths.
-        depth_max: Largest depth.
+        totals: Since the start.
         sample: Up to 4 ``(depth, final layer's entropy in nats)`` of the last call.
     """
 
     step: int
-    tokens: int
-    kept_at_final: int
-    depth_sum: int
-    depth_max: int
+    totals: Totals
     sample: tuple[tuple[int, float], ...]
 
 
@@ -55,7 +88,7 @@ class PendingSnapshot:
 
     Args:
         step: The step it was taken at.
-        counters: ``[2, 4]`` device counters; the sampled half is reset here.
+        counters: As of `new_counters`; the sampled half is copied.
         depths: ``[B]`` of the last call.
         final_entropies: ``[B]`` fp32 nats of the last call.
     """
@@ -63,7 +96,6 @@ class PendingSnapshot:
     def __init__(self, step: int, counters: Tensor, depths: Tensor, final_entropies: Tensor) -> None:
         self._step = step
         self._host = [_to_host(counters[0]), _to_host(depths[:SAMPLE_ROWS]), _to_host(final_entropies[:SAMPLE_ROWS])]
-        counters[0].zero_()
         self._event: torch.cuda.Event | None = None
         if counters.is_cuda:
             self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
@@ -76,14 +108,7 @@ class PendingSnapshot:
     def read(self) -> Snapshot:
         """The values (call it when `ready`)."""
         counts, depths, entropies = (tensor.tolist() for tensor in self._host)
-        return Snapshot(
-            self._step,
-            counts[_TOKENS],
-            counts[_KEPT],
-            counts[_DEPTH_SUM],
-            counts[_DEPTH_MAX],
-            tuple(zip(depths, entropies, strict=True)),
-        )
+        return Snapshot(self._step, Totals.of(counts), tuple(zip(depths, entropies, strict=True)))
 
 
 def _to_host(values: Tensor) -> Tensor:
@@ -93,15 +118,43 @@ def _to_host(values: Tensor) -> Tensor:
     return host.copy_(values, non_blocking=True)
 
 
-def format_line(snapshot: Snapshot, plan: SelectionPlan, select_method: str) -> str:
-    """The log line; layers are counted inside the candidates, the final one being ``layers - 1``."""
-    layers, tokens = plan.candidates, snapshot.tokens
-    mean = snapshot.depth_sum / tokens if tokens else 0.0
+class LogLines:
+    """The log lines of one model: snapshots on their way, and what the last line has told.
+
+    Args:
+        plan: For `format_line`.
+        select_method: As well.
+    """
+
+    def __init__(self, plan: SelectionPlan, select_method: str) -> None:
+        self._plan, self._select_method = plan, select_method
+        self._pending: deque[PendingSnapshot] = deque()
+        self._told = Totals((0,) * (plan.depths[-1] + 1), 0, 0)
+
+    def take(self, step: int, counters: Tensor, depths: Tensor, final_entropies: Tensor) -> None:
+        """A line is due: see `PendingSnapshot`."""
+        self._pending.append(PendingSnapshot(step, counters, depths, final_entropies))
+
+    def arrived(self) -> Iterator[str]:
+        """Lines whose numbers have arrived. On a GPU that is while later steps are queued."""
+        while self._pending and self._pending[0].ready():
+            snapshot = self._pending.popleft().read()
+            yield format_line(snapshot, self._told, self._plan, self._select_method)
+            self._told = snapshot.totals
+
+
+def format_line(snapshot: Snapshot, before: Totals, plan: SelectionPlan, select_method: str) -> str:
+    """The log line, of the rows since ``before``.
+
+    Layers are counted inside the candidates, the final one being ``layers - 1``.
+    """
+    layers, rows = plan.candidates, snapshot.totals.since(before)
+    mean = rows.depth_sum / rows.tokens if rows.tokens else 0.0
     sample: Sequence[str] = [f"({layers - 1 - d}, {h:.2f})" for d, h in snapshot.sample]
     return (
-        f"[trough-decoding] step={snapshot.step} tokens={tokens} layers={layers} "
+        f"[trough-decoding] step={snapshot.step} tokens={rows.tokens} layers={layers} "
         f"select_method={select_method} p={plan.p:.2f} avg_selected_layer={layers - 1 - mean:.2f} "
-        f"min_selected_layer={layers - 1 - snapshot.depth_max} avg_backtrack_depth={mean:.2f} "
-        f"max_backtrack_depth={snapshot.depth_max} "
-        f"tokens_kept_at_final={snapshot.kept_at_final}/{tokens} sample=[{', '.join(sample)}]"
+        f"min_selected_layer={layers - 1 - rows.depth_max} avg_backtrack_depth={mean:.2f} "
+        f"max_backtrack_depth={rows.depth_max} "
+        f"tokens_kept_at_final={rows.kept_at_final}/{rows.tokens} sample=[{', '.join(sample)}]"
     )

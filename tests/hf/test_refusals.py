@@ -66,6 +66,8 @@ def test_other_loops_that_run_the_model_again_are_refused(model):
         ({"select_method": "first"}, "select_method='first'.*'trough-mK'"),
         ({"select_method": "last-m6"}, "needs more than 6 layers, and this model has 6"),
         ({"p": 2}, "p=2"),
+        ({"trough_metrics": True}, "trough_metrics=True needs a server"),
+        (ConfidentDecodingConfig(trough_metrics=True), "trough_metrics=True needs a server"),
         ("trough", "a dictionary of its keys, not str"),
     ],
 )

@@ -1,4 +1,4 @@
-"""The real multi-process ``vllm serve``: configuration errors, the armed line, statistics."""
+"""The real multi-process ``vllm serve``: configuration errors, the armed line, statistics, metrics."""
 
 import contextlib
 import os
@@ -11,22 +11,28 @@ from pathlib import Path
 import pytest
 from conftest import ENGINE_ENV, on
 from openai import APIStatusError, OpenAI
+from oracle import TransformersOracle
+from scraping import by_depth, scrape, settled
 
 from demo.server import command, free_port, running
 
 pytestmark = pytest.mark.server
 
 SERVER_ENV = {k: v for k, v in ENGINE_ENV.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+TOKENS = 24
 SMALL = ("--enforce-eager", "--max-model-len", "256", "--dtype", "float32", "--served-model-name", "m")
+
+
+FILES = "confident-decoding-metrics-*/*"
 
 
 def complete(url, text, **options):
     client = OpenAI(base_url=f"{url}/v1", api_key="none")
-    extra = {"ignore_eos": True, **options.pop("extra_body", {})}
+    extra = {"ignore_eos": True, "return_tokens_as_token_ids": True, **options.pop("extra_body", {})}
     reply = client.completions.create(
-        model="m", prompt=text, temperature=0, max_tokens=24, logprobs=0, extra_body=extra, **options
+        model="m", prompt=text, temperature=0, max_tokens=TOKENS, logprobs=0, extra_body=extra, **options
     )
-    return reply.choices[0].logprobs.tokens
+    return [int(token.removeprefix("token_id:")) for token in reply.choices[0].logprobs.tokens]
 
 
 def complete_with(url, text, p):
@@ -112,8 +118,10 @@ def one_worker(smollm2, tmp_path_factory):
     log = tmp_path_factory.mktemp("server") / "log.txt"
     texts = ["The sea is", "Gravity means that", "My favourite food"]
     mark = f"CONFIDENT_DECODING_TEST={uuid.uuid4()}"
-    env = {**SERVER_ENV, **dict([mark.split("=")])}
-    with running(smollm2, log, on(trough_log_interval=2), *SMALL, env=env) as url:
+    temporary = tmp_path_factory.mktemp("tmp")
+    env = {**SERVER_ENV, "TMPDIR": str(temporary), **dict([mark.split("=")])}
+    with running(smollm2, log, on(trough_log_interval=2, trough_metrics=True), *SMALL, env=env) as url:
+        before = scrape(url)
         during = processes_with(mark)
         alone = [complete(url, text) for text in texts]
         with ThreadPoolExecutor(3) as pool:
@@ -122,7 +130,12 @@ def one_worker(smollm2, tmp_path_factory):
             asked = [(text, p) for text in texts for p in (0, 1)]
             by_p = dict(zip(asked, pool.map(lambda pair: complete_with(url, *pair), asked), strict=True))
         refusals = [refusal(url, arguments) for arguments in BAD_ARGUMENTS]
+        metrics = settled(url, tokens=12 * TOKENS)
+        files = sorted(path.name.split("_")[0] for path in temporary.glob(FILES))
     return {
+        "before": before,
+        "metrics": metrics,
+        "files": [files, list(temporary.glob("confident-decoding-*"))],
         "alone": alone,
         "together": together,
         "texts": texts,
@@ -163,10 +176,48 @@ def test_a_request_chooses_standard_or_confident_decoding(one_worker, smollm2):
     for text, confident in zip(one_worker["texts"], one_worker["alone"], strict=True):
         ids = tokenizer(text, return_tensors="pt").input_ids
         out = model.generate(ids, max_new_tokens=24, do_sample=False)[0, ids.shape[1] :]
-        standard = [tokenizer.decode([token]) for token in out.tolist()]
+        standard = out.tolist()
         assert one_worker["by_p"][text, 1] == confident
         assert one_worker["by_p"][text, 0] == standard
     assert any(one_worker["by_p"][text, 0] != one_worker["by_p"][text, 1] for text in one_worker["texts"])
+
+
+def test_metrics_are_what_transformers_counts(one_worker, smollm2):
+    """Depths, and tokens that another layer than the final one has made, position by position; greedy float32.
+
+    Each text was asked for three times with the server's settings, and once with p = 0: there nothing moves.
+    """
+    from transformers import AutoTokenizer
+
+    tokenizer, oracle = AutoTokenizer.from_pretrained(smollm2), TransformersOracle(smollm2, "float32")
+    depths, changed = [0] * 11, 0
+    for text, tokens in zip(one_worker["texts"], one_worker["alone"], strict=True):
+        ids = tokenizer(text).input_ids
+        sequence = [*ids, *tokens[:-1]]
+        for _, depth, _, _ in oracle.select(sequence, len(ids) - 1, window=9):
+            depths[depth] += 3
+        final = oracle.rows(sequence, len(ids) - 1, [0])[0]
+        changed += 3 * sum(int(row.argmax()) != token for row, token in zip(final, tokens, strict=True))
+    depths[0] += 3 * TOKENS
+    metrics, served = one_worker["metrics"], ("sampled", "0")
+    assert by_depth(metrics) == depths
+    assert metrics["tokens_total", *served] == metrics["depth_count", *served] == 12 * TOKENS
+    assert metrics["tokens_not_final_total", *served] == sum(depths[1:])
+    assert metrics["depth_sum", *served] == sum(depth * rows for depth, rows in enumerate(depths))
+    assert metrics["tokens_argmax_changed_total", *served] == changed
+    assert 0 < changed < sum(depths[1:]), "some tokens change, some only move"
+    assert metrics["tokens_fell_back_total", *served] == 0
+
+
+def test_every_series_is_served_from_the_start(one_worker):
+    assert one_worker["before"].keys() == one_worker["metrics"].keys()
+    assert set(one_worker["before"].values()) == {0}, "warm-up does not count"
+
+
+def test_the_servers_metric_files_are_removed_with_it(one_worker):
+    during, after = one_worker["files"]
+    assert during == ["counter", "histogram"], "one worker counts"
+    assert after == []
 
 
 def test_a_bad_argument_is_a_400_that_names_it(one_worker):

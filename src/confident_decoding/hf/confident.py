@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -13,7 +14,7 @@ from confident_decoding.hf.drive import check_mode, decode, sample
 from confident_decoding.hf.own_head import Project
 from confident_decoding.hf.parts import num_layers
 from confident_decoding.hf.steer import Step
-from confident_decoding.kernels import statistics_of_finished
+from confident_decoding.kernels import operations, statistics_of_finished
 from confident_decoding.model_head import ModelHead, Selection
 from confident_decoding.selection import RowRules, hashed_draws
 
@@ -90,10 +91,16 @@ def generate(
 
 
 def _read(given: ConfidentDecodingConfig | Mapping[str, Any] | None) -> ConfidentDecodingConfig:
-    if isinstance(given, ConfidentDecodingConfig):
-        return given
-    if given is None:
-        return ConfidentDecodingConfig()
+    config = given if isinstance(given, ConfidentDecodingConfig) else _parse({} if given is None else given)
+    if config.trough_metrics:
+        raise ConfigError(
+            "confident-decoding: trough_metrics=True needs a server to export to (`vllm serve`). Here leave it out; "
+            "output_depths=True returns the depth of each token."
+        )
+    return config
+
+
+def _parse(given: object) -> ConfidentDecodingConfig:
     if not isinstance(given, Mapping):
         raise ConfigError(
             "confident-decoding: confident_config is a ConfidentDecodingConfig or a dictionary of its keys, not "
@@ -119,6 +126,7 @@ class _Selector:
     def __init__(self, plan: SelectionPlan, config: ConfidentDecodingConfig, seed: int) -> None:
         self._plan, self._config, self._seed = plan, config, seed
         self._counters: Tensor | None = None
+        self._lines = stats.LogLines(plan, config.select_method)
         self.depths: list[Tensor] = []
 
     def __call__(self, step: Step) -> Tensor:
@@ -139,18 +147,21 @@ class _Selector:
         draws = None
         if 0 < plan.p < 1:
             draws = hashed_draws(torch.arange(len(packed), device=packed.device), self._seed, number)
-        selection = scan.select(packed, plan, head, RowRules.of(plan, draws), with_final_entropies=due)
+        rules = RowRules.of(plan, draws)
+        selection = scan.select(packed, plan, head, rules, with_final_entropies=due)
         self.depths.append(selection.depths)
         if interval:
-            self._report(selection, number, due)
+            self._report(replace(selection, entropies=None), rules, number, due)
         return selection.logits
 
-    def _report(self, selection: Selection, number: int, due: bool) -> None:
+    def _report(self, selection: Selection, rules: RowRules, number: int, due: bool) -> None:
+        device = selection.depths.device
         if self._counters is None:
-            self._counters = stats.new_counters(selection.depths.device)
-        stats.count(self._counters, selection.depths, prompt=False)
+            self._counters = stats.new_counters(self._plan.depths[-1], device)
+        operations(device).count(self._counters, None, False, selection, rules, self._plan.window)
         if due and selection.final_entropies is not None:
-            snapshot = stats.PendingSnapshot(number, self._counters, selection.depths, selection.final_entropies)
+            self._lines.take(number, self._counters, selection.depths, selection.final_entropies)
             if self._counters.is_cuda:
                 torch.cuda.current_stream().synchronize()
-            logger.info(stats.format_line(snapshot.read(), self._plan, self._config.select_method))
+            for line in self._lines.arrived():
+                logger.info(line)

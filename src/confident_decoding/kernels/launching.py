@@ -16,6 +16,21 @@ def wide(number):
     return tl.zeros((), tl.int64) + number
 
 
+@triton.jit
+def own(values, shared, row, held, EACH: tl.constexpr):
+    """What each row has, or what all share."""
+    if EACH:
+        return tl.load(values + row, mask=held, other=0)
+    else:
+        return row * 0 + shared
+
+
+@triton.jit
+def is_nan(x):
+    """Whether ``x`` is NaN."""
+    return x != x  # noqa: PLR0124
+
+
 @cache
 def processors(device: torch.device) -> int:
     """Multiprocessors of a GPU (a few on a CPU, where only Triton's interpreter runs)."""

@@ -1,7 +1,8 @@
 """Entropy statistics of logits in one reading; the twins are `twins.statistics` and `twins.merge`.
 
-A row is cut into splits of fixed width, each reduced by one program to ``(m, s, u)``, and splits are combined
-in order, like vocabulary shards: a row's result does not depend on how many rows come with it.
+A row is cut into splits of fixed width, each reduced by one program to ``(m, s, u)`` and, if asked, the id of the
+maximum, and splits are combined in order, like vocabulary shards: a row's result does not depend on how many rows come
+with it.
 """
 
 import torch
@@ -28,8 +29,10 @@ def _reduce_split(
     stride,
     soft_cap,
     scale,
+    first_id,
     CAPPED: tl.constexpr,
     SCALED: tl.constexpr,
+    NUMBERS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     column = split * WIDTH + tl.arange(0, WIDTH)
@@ -46,10 +49,13 @@ def _reduce_split(
     d = x.to(tl.float32) - tl.where(m == -float("inf"), 0.0, m)
     d = tl.where(d < -1e4, -1e4, d)  # -inf * 0 is NaN; a NaN compares false and stays
     e = tl.exp(d)
-    place = result + (wide(split) * rows + row) * 3
+    place = result + (wide(split) * rows + row) * NUMBERS
     tl.store(place, m)
     tl.store(place + 1, tl.sum(e, 0))
     tl.store(place + 2, tl.sum(d * e, 0))
+    if NUMBERS == 4:
+        top = tl.min(tl.where(x.to(tl.float32) == m, column, 2147483647), 0)
+        tl.store(place + 3, (first_id + top).to(tl.float32))
 
 
 def _split_statistics(
@@ -61,20 +67,38 @@ def _split_statistics(
     stride,
     soft_cap,
     scale,
+    first_id,
     COUNTED: tl.constexpr,
     CAPPED: tl.constexpr,
     SCALED: tl.constexpr,
+    NUMBERS: tl.constexpr,
     WIDTH: tl.constexpr,
 ):
     split, row = tl.program_id(0), tl.program_id(1)
     if COUNTED:
         for some in range(row, tl.load(count), tl.num_programs(1)):
-            _reduce_split(logits, result, some, split, rows, columns, stride, soft_cap, scale, CAPPED, SCALED, WIDTH)
+            _reduce_split(
+                logits, result, some, split, rows, columns, stride, soft_cap, scale, first_id,
+                CAPPED, SCALED, NUMBERS, WIDTH,
+            )  # fmt: skip
     else:
-        _reduce_split(logits, result, row, split, rows, columns, stride, soft_cap, scale, CAPPED, SCALED, WIDTH)
+        _reduce_split(
+            logits, result, row, split, rows, columns, stride, soft_cap, scale, first_id,
+            CAPPED, SCALED, NUMBERS, WIDTH,
+        )  # fmt: skip
 
 
-def _merge(parts, count, result, rows, splits, COUNTED: tl.constexpr, ROWS: tl.constexpr, SPLITS: tl.constexpr):
+def _merge(
+    parts,
+    count,
+    result,
+    rows,
+    splits,
+    COUNTED: tl.constexpr,
+    NUMBERS: tl.constexpr,
+    ROWS: tl.constexpr,
+    SPLITS: tl.constexpr,
+):
     end = rows
     if COUNTED:
         end = tl.load(count)
@@ -82,7 +106,7 @@ def _merge(parts, count, result, rows, splits, COUNTED: tl.constexpr, ROWS: tl.c
     if tl.program_id(0) * ROWS < end:
         split = tl.arange(0, SPLITS)
         held = (row[:, None] < end) & (split[None, :] < splits)
-        place = parts + (split[None, :].to(tl.int64) * rows + row[:, None]) * 3
+        place = parts + (split[None, :].to(tl.int64) * rows + row[:, None]) * NUMBERS
         m = tl.load(place, mask=held, other=-float("inf"))
         s = tl.load(place + 1, mask=held, other=0.0)
         u = tl.load(place + 2, mask=held, other=0.0)
@@ -90,25 +114,33 @@ def _merge(parts, count, result, rows, splits, COUNTED: tl.constexpr, ROWS: tl.c
         offset = tl.where(m == -float("inf"), -1e4, m - top[:, None])
         offset = tl.where(offset < -1e4, -1e4, offset)
         weight = tl.exp(offset)
-        out = result + row * 3
+        out = result + row * NUMBERS
         tl.store(out, top, mask=row < end)
         tl.store(out + 1, tl.sum(s * weight, 1), mask=row < end)
         tl.store(out + 2, tl.sum((u + offset * s) * weight, 1), mask=row < end)
+        if NUMBERS == 4:
+            ids = tl.load(place + 3, mask=held, other=float("inf"))
+            tl.store(out + 3, tl.min(tl.where(m == top[:, None], ids, float("inf")), 1), mask=row < end)
 
 
-_statistics_kernel = Kernel(_split_statistics, ("rows",))
+_statistics_kernel = Kernel(_split_statistics, ("rows", "first_id"))
 _merge_kernel = Kernel(_merge, ("rows",))
 
 
 def statistics(
-    logits: Tensor, count: Tensor | None = None, soft_cap: float | None = None, scale: float = 1.0
+    logits: Tensor,
+    count: Tensor | None = None,
+    soft_cap: float | None = None,
+    scale: float = 1.0,
+    first_id: int | None = None,
 ) -> Tensor:
     """See `twins.statistics`: here one shard for each split of the columns."""
     rows, columns = logits.shape
     if rows == 0 or columns == 0:
-        return twins.statistics(logits)
+        return twins.statistics(logits, first_id=first_id)
     splits = triton.cdiv(columns, SPLIT)
-    parts = torch.empty((splits, rows, 3), dtype=torch.float32, device=logits.device)
+    numbers = 3 if first_id is None else 4
+    parts = torch.empty((splits, rows, numbers), dtype=torch.float32, device=logits.device)
     # Where only some rows count, few programs, each with many rows: nothing to do must cost nothing.
     most = rows if count is None else max(1, 8 * processors(logits.device) // splits)
     _statistics_kernel(
@@ -121,10 +153,12 @@ def statistics(
         logits.stride(0),
         soft_cap if soft_cap is not None else 1.0,
         float(scale),
+        first_id or 0,
         num_warps=4,
         COUNTED=count is not None,
         CAPPED=soft_cap is not None,
         SCALED=scale != 1.0,
+        NUMBERS=numbers,
         WIDTH=SPLIT,
     )
     return parts
@@ -132,8 +166,8 @@ def statistics(
 
 def merge(parts: Tensor, count: Tensor | None = None) -> Tensor:
     """See `twins.merge`."""
-    splits, rows, _ = parts.shape
-    result = torch.empty((1, rows, 3), dtype=torch.float32, device=parts.device)
+    splits, rows, numbers = parts.shape
+    result = torch.empty((1, rows, numbers), dtype=torch.float32, device=parts.device)
     if rows:
         _merge_kernel(
             (triton.cdiv(rows, _MERGED_ROWS),),
@@ -144,6 +178,7 @@ def merge(parts: Tensor, count: Tensor | None = None) -> Tensor:
             splits,
             num_warps=4,
             COUNTED=count is not None,
+            NUMBERS=numbers,
             ROWS=_MERGED_ROWS,
             SPLITS=triton.next_power_of_2(splits),
         )

@@ -9,7 +9,8 @@ from torch import Tensor
 
 from confident_decoding import entropy
 from confident_decoding.kernels.types import AHEAD, FIRST, ROWS, TOTAL, Candidates, FirstCandidates, Round, Rule
-from confident_decoding.model_head import RmsNorm
+from confident_decoding.model_head import RmsNorm, Selection
+from confident_decoding.selection import RowRules
 
 
 def sampled_distribution(logits: Tensor, soft_cap: float | None, scale: float) -> Tensor:
@@ -23,7 +24,11 @@ def sampled_distribution(logits: Tensor, soft_cap: float | None, scale: float) -
 
 
 def statistics(
-    logits: Tensor, count: Tensor | None = None, soft_cap: float | None = None, scale: float = 1.0
+    logits: Tensor,
+    count: Tensor | None = None,
+    soft_cap: float | None = None,
+    scale: float = 1.0,
+    first_id: int | None = None,
 ) -> Tensor:
     """Statistics ``[R, m, 3]`` (`entropy.shard_statistics`) of the sampled distribution of ``[m, V]`` logits.
 
@@ -32,16 +37,17 @@ def statistics(
         count: ``[1]`` int32: rows that need a result; None = all.
         soft_cap: See `sampled_distribution`.
         scale: As well.
+        first_id: Of these columns; if given, the result is ``[R, m, 4]``, with the ids of the largest logits.
 
     Returns:
         R shards of the columns, however many suit the device; here one.
     """
     del count  # the other rows cost time, and nothing else
-    return entropy.shard_statistics(sampled_distribution(logits, soft_cap, scale))[None]
+    return entropy.shard_statistics(sampled_distribution(logits, soft_cap, scale), first_id)[None]
 
 
 def merge(parts: Tensor, count: Tensor | None = None) -> Tensor:
-    """One shard ``[1, m, 3]`` from several ``[R, m, 3]``: what ranks exchange."""
+    """One shard ``[1, m, 3]`` from several ``[R, m, 3]`` (or 4 numbers each): what ranks exchange."""
     del count
     return entropy.merge_statistics(parts)[None]
 
@@ -86,6 +92,7 @@ def decide(
     entropies: Tensor,
     depths: Tensor,
     rule: Rule,
+    top_ids: Tensor | None = None,
 ) -> Tensor:
     """Advance the scan of a round's rows through its candidates.
 
@@ -97,6 +104,7 @@ def decide(
         depths: ``[B]`` int64; the trough so far of the round's rows is written. A first round of all n depths
             settles them (`RowRules.settle`).
         rule: What ends a scan.
+        top_ids: ``[n, B]`` int32; those of the candidates are written. ``statistics`` then has a fourth number.
 
     Returns:
         ``[B]`` int32: for the i-th row of the round, the candidate whose logits it now keeps, or -1 if none of
@@ -109,12 +117,16 @@ def decide(
     here = slot < m
     window = rule.rows.limits_of(depths)[rows].clamp(max=rule.window)
     found = entropy.combine_statistics(statistics)
+    ids = None if top_ids is None else entropy.combine_top_ids(statistics)
     before = torch.where(first > 0, entropies[(first - 1).clamp(min=0), rows], torch.inf)
     steps, goes_on = torch.zeros_like(rows), here
     for a in range(len(entropies)):
         looked, depth = here & (a < ahead), (first + a).clamp(max=len(entropies) - 1)
-        h = found[(a * m + slot).clamp(max=len(found) - 1)]
+        candidate = (a * m + slot).clamp(max=len(found) - 1)
+        h = found[candidate]
         entropies[depth, rows] = torch.where(looked, h, entropies[depth, rows])
+        if top_ids is not None and ids is not None:
+            top_ids[depth, rows] = torch.where(looked, ids[candidate], top_ids[depth, rows])
         goes_on = goes_on & (~looked | ((h < before) & (first + a <= window)))
         steps += looked & goes_on
         if isinstance(candidates, FirstCandidates) and a == 0:
@@ -123,7 +135,7 @@ def decide(
     trough = (first - 1 + steps).clamp(min=0)
     source = torch.where(steps > 0, (steps - 1) * m + slot, torch.where(first == 0, slot, -1))
     if isinstance(candidates, FirstCandidates) and candidates.ahead == len(entropies):
-        trough = rule.rows.settle(trough, entropies[0])
+        trough = rule.rows.settle(trough, entropies, rule.window)
         source = trough * m + slot
     depths[rows] = torch.where(here, trough, depths[rows])
     if following is not None:
@@ -142,12 +154,29 @@ def relocate(troughs: Tensor, entropies: Tensor, moved: Candidates, rule: Rule) 
         moved: Filled; one candidate a row.
         rule: Of the rows.
     """
-    depths = rule.rows.settle(troughs, entropies[0])
+    depths = rule.rows.settle(troughs, entropies, rule.window)
     _compact(moved, torch.arange(len(depths), device=depths.device), depths != troughs)
     moved.work[FIRST] = 0
     moved.work[AHEAD] = 1
     moved.work[TOTAL] = moved.work[ROWS]
     return depths
+
+
+def name_moved(statistics: Tensor, moved: Candidates, depths: Tensor, top_ids: Tensor) -> None:
+    """Write the top ids of moved rows to their depths, at which the scan need not have looked.
+
+    Args:
+        statistics: ``[R, capacity, 4]`` of the moved rows' logits.
+        moved: As `relocate` has filled it.
+        depths: ``[B]`` int64, settled.
+        top_ids: ``[n, B]`` int32, written.
+    """
+    ids, batch = entropy.combine_top_ids(statistics), len(depths)
+    slots = torch.arange(batch, device=depths.device)
+    rows = torch.where(slots < moved.work[ROWS], moved.rows, batch).long()  # the others: beyond the last
+    wanted = torch.full((batch + 1,), -1, dtype=ids.dtype, device=ids.device).scatter_(0, rows, ids)[:batch]
+    known = top_ids.gather(0, depths[None])[0]
+    top_ids.scatter_(0, depths[None], torch.where(wanted >= 0, wanted, known)[None])
 
 
 def keep(logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> None:
@@ -157,6 +186,45 @@ def keep(logits: Tensor, source: Tensor, candidates: Round, result: Tensor) -> N
     takes = (torch.arange(len(result), device=result.device) < m) & (source >= 0)
     taken = logits[torch.where(takes, source, 0).long()]
     result[rows] = torch.where(takes[:, None], taken, result[rows])
+
+
+def count(
+    counters: Tensor,
+    mirror: Tensor | None,
+    prompt: bool,
+    selection: Selection,
+    rules: RowRules,
+    window: int | None,
+) -> None:
+    """Add one call to the counters (`stats.new_counters`), in place and on their device.
+
+    Args:
+        counters: ``[2, cells]`` int64.
+        mirror: The same on the host, pinned where the device is a GPU, brought up to date when the device comes to
+            it; None = there is none.
+        prompt: Whether the rows are prompt rows.
+        selection: Its depths and, where they are there, entropies (rows that fell back) and top ids (rows whose
+            top id changed).
+        rules: Of the rows.
+        window: Deepest depth of any scan; None = a fixed layer, where rows at the final one that no rule keeps there
+            fell back.
+    """
+    depths, entropies, ids = selection.depths, selection.entropies, selection.top_ids
+    if len(depths) == 0:
+        return
+    device, places = depths.device, counters.shape[1] - 2
+    by_depth = (depths == torch.arange(places, device=device)[:, None]).sum(1)
+    changed = fell_back = torch.zeros(1, dtype=torch.int64, device=device)
+    if ids is not None:
+        changed = (ids.gather(0, depths[None])[0] != ids[0]).sum(0, keepdim=True)
+    if window is None:
+        fell_back = ((depths == 0) & (rules.limits_of(depths) >= 0)).sum(0, keepdim=True)
+    elif entropies is not None:
+        troughs = (entropies[1:] < entropies[:-1]).long().cumprod(0).sum(0)  # or beyond, where a limit came first
+        fell_back = rules.fell_back(troughs, entropies, window).sum(0, keepdim=True)
+    counters[int(prompt)] += torch.cat([by_depth, changed, fell_back])
+    if mirror is not None:
+        mirror.copy_(counters, non_blocking=True)
 
 
 def _work(candidates: Round, device: torch.device) -> tuple[Tensor, Tensor, Tensor, Tensor]:

@@ -92,6 +92,12 @@ CONTRACTS: tuple[Contract, ...] = (
     Contract("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank", ()),
     Contract("vllm.distributed.parallel_state", "get_tensor_model_parallel_world_size", ()),
     Contract("vllm.forward_context", "set_forward_context", ("attn_metadata", "vllm_config")),
+    # What the series of an engine are labelled with, and how vLLM serves several API processes' metrics (metrics.py).
+    Contract("vllm.config.parallel", "ParallelConfig", attributes=("data_parallel_index",)),
+    Contract("vllm.config.model", "ModelConfig", attributes=("served_model_name",)),
+    Contract(
+        "vllm.v1.metrics.prometheus", "get_prometheus_registry", (), mentions=("MultiProcessCollector", "REGISTRY")
+    ),
     Contract("vllm.config.vllm", "VllmConfig.use_v2_model_runner", ()),
     Contract("vllm.config.vllm", "VllmConfig.compute_hash", (), mentions=("additional_config",)),
     Contract("vllm.config.model", "ModelConfig.get_hidden_size", ()),

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
-from confident_decoding.plugin import compat, contracts, runner
+from confident_decoding.plugin import compat, contracts, metrics, runner
 from confident_decoding.plugin.request_settings import PREFIX, request_settings
 
 _MARK = "_confident_decoding_wrapped"
@@ -36,6 +36,8 @@ def wrap_input_processor(module: ModuleType) -> None:
         self._confident_decoding = validate(vllm_config)
         if self._confident_decoding is not None:
             runner.problem()  # now, not within the first request that asks
+            if self._confident_decoding[0].trough_metrics and vllm_config.parallel_config.pipeline_parallel_size == 1:
+                metrics.offer(vllm_config)
         original(self, vllm_config, *args, **kwargs)
 
     process = processor.process_inputs

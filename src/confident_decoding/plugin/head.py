@@ -6,7 +6,6 @@ stock code around it then gathers, trims, caps and scales as ever
 """
 
 import logging
-from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from functools import partial
@@ -18,7 +17,7 @@ from torch import Tensor
 from confident_decoding import planner, scan, stats
 from confident_decoding.config import SelectionPlan
 from confident_decoding.depthwise import select_depthwise
-from confident_decoding.kernels import statistics_of_finished
+from confident_decoding.kernels import operations, statistics_of_finished
 from confident_decoding.model_head import ModelHead, RmsNorm, Selection
 from confident_decoding.plugin.request_rows import RequestRows
 from confident_decoding.plugin.rows import Rows
@@ -55,6 +54,10 @@ class Recorder(Protocol):
 class SelectingHead:
     """Stands in for ``LogitsProcessor._apply_head`` of one model instance.
 
+    Attributes:
+        metrics: Whether metrics are on.
+        mirror: Where the counters are to appear on the host (`metrics.publish`), or None.
+
     Args:
         processor: The language model's ``LogitsProcessor``; its own ``_apply_head`` is kept.
         final_state: Residual states ``[m, H]`` to what the head is applied to; the final norm, mostly.
@@ -68,6 +71,7 @@ class SelectingHead:
         seed: The engine's seed, for mixing.
         select_method: As the user wrote it, for the log line.
         log_interval: Steps between log lines; 0 = never.
+        metrics: Whether metrics are on: ranks then also exchange which ids have the largest logits.
         reports: Whether this rank counts and logs.
     """
 
@@ -87,6 +91,7 @@ class SelectingHead:
         select_method: str,
         log_interval: int,
         reports: bool,
+        metrics: bool = False,
     ) -> None:
         self._processor, self._stock = processor, processor._apply_head
         self._final_state, self._fused_norm, self._after_logits = final_state, fused_norm, after_logits
@@ -94,11 +99,13 @@ class SelectingHead:
         self._batch_invariant, self._graphs = batch_invariant, graphs
         self._replays: ReplayedScans | None = None
         self._hidden, self._plan, self._seed = hidden, plan, seed
-        self._select_method, self._log_interval, self._reports = select_method, log_interval, reports
+        self._log_interval, self._reports = log_interval, reports
+        self.metrics = metrics
+        self.mirror: Tensor | None = None
         self._calls = self._step = 0
         self.requests = RequestRows(plan, select_method, seed)
         self._warm = False
-        self._pending: deque[stats.PendingSnapshot] = deque()
+        self._lines = stats.LogLines(plan, select_method)
         self.rows: Rows | None = None
         self.serving = False
         self.stock_calls = 0
@@ -143,12 +150,15 @@ class SelectingHead:
         return ModelHead(
             norm=self._final_state,
             project=lambda states: self._stock(lm_head, states, bias),
-            statistics=partial(statistics, self._processor, lm_head, after_logits=self._after_logits),
+            statistics=partial(
+                statistics, self._processor, lm_head, after_logits=self._after_logits, top_ids=self.metrics
+            ),
             columns=columns,
             rows_per_read=planner.rows_per_read(device, self._hidden, columns, packed.dtype, weight is not None),
             counts_on_host=device.type == "cpu",
             weight=weight,
             fused_norm=None if own else self._fused_norm(),
+            top_ids=self.metrics,
             reads=(*self._norm_weights(), *([] if weight is None else [weight])),
         )
 
@@ -156,11 +166,18 @@ class SelectingHead:
         """Compile every kernel and make the graphs now, while vLLM measures its memory, and none while it serves."""
         self._warm = True
         transient = torch.cuda.max_memory_allocated() - torch.cuda.memory_allocated()
-        scan.warm_up(self._plan, model_head, packed[:1])
+        scan.warm_up(self._plan, model_head, packed[:1], self._warm_up_counting)
         if self._graphs and packed.dtype.itemsize == 2:
             self._replays = scan.replayed(self._plan, model_head, len(packed), packed.shape[1], packed.dtype)
             # What the graphs keep must fit beside the peak of the forward, which came before them: let that be seen.
             torch.empty(max(0, transient), dtype=torch.uint8, device=packed.device)
+
+    def _warm_up_counting(self, selection: Selection, rules: RowRules) -> None:
+        if self._counts:
+            counters = torch.zeros_like(self._processor.get_buffer(COUNTERS))
+            mirror = None if self.mirror is None else torch.zeros_like(self.mirror).pin_memory()
+            for plan in {self._plan, replace(self._plan, p=1.0)}:
+                self._count(counters, mirror, selection, rules, plan, prompt=False)
 
     def takes_calls(self, processor: Any, states: Tensor) -> bool:
         """Whether ``compute_logits`` must be called once per candidate: packed rows before a LoRA head.
@@ -172,7 +189,9 @@ class SelectingHead:
 
     def select_by_calls(self, packed: Tensor, logits_of: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
         """Logits ``[B, V]`` of the selected layers, from finished logits of ``[B, H]`` rows."""
-        model_head = ModelHead(self._final_state, logits_of, statistics_of_finished, self._processor.org_vocab_size)
+        finished = partial(statistics_of_finished, first_id=0 if self.metrics else None)
+        columns = self._processor.org_vocab_size
+        model_head = ModelHead(self._final_state, logits_of, finished, columns, top_ids=self.metrics)
         return self._select(
             packed, rows, lambda plan, rules, due: select_depthwise(packed, plan, model_head, rules, due)
         )
@@ -182,17 +201,46 @@ class SelectingHead:
         # Whether a step is logged must not depend on the rank: the entropies are gathered.
         step = self._step + 1 if rows == "sampled" and len(packed) else 0
         due = bool(step and self._log_interval and step % self._log_interval == 0)
+        plan = self._plan
         rules = self.requests.rules(len(packed), packed.device) if rows == "sampled" and len(packed) else None
         if rules is not None:
             # Which rows stay at the final layer is in the rules, also on a server whose p is 0.
-            selection = choose(replace(self._plan, p=1.0), rules, due)
+            plan = replace(plan, p=1.0)
         else:
-            selection = choose(self._plan, RowRules.of(self._plan, self._draws(packed)), due)
+            rules = RowRules.of(plan, self._draws(packed))
+        selection = choose(plan, rules, due)
         if step:
             self._step, self.serving = step, True
-        if self._log_interval and self._reports and rows in ("sampled", "prompt"):
-            self._report(selection, due, rows)
+        if self._counts and rows in ("sampled", "prompt"):
+            counters = self._processor.get_buffer(COUNTERS)
+            self._count(counters, self.mirror, selection, rules, plan, prompt=rows == "prompt")
+            if due and selection.final_entropies is not None:
+                self._lines.take(self._step, counters, selection.depths, selection.final_entropies)
+            for line in self._lines.arrived():
+                logger.info(line)
         return selection.logits
+
+    @property
+    def _counts(self) -> bool:
+        return self._reports and (self._log_interval > 0 or (self.metrics and self.mirror is not None))
+
+    def _count(
+        self,
+        counters: Tensor,
+        mirror: Tensor | None,
+        selection: Selection,
+        rules: RowRules,
+        plan: SelectionPlan,
+        *,
+        prompt: bool,
+    ) -> None:
+        window: int | None = plan.window
+        if not self.metrics or plan.p == 0:  # nobody asks, or what the scan has found is discarded
+            selection = replace(selection, entropies=None)
+        elif plan.fixed_depth is not None:
+            window = None
+        mirror = mirror if self.metrics else None
+        operations(counters.device).count(counters, mirror, prompt, selection, rules, window)
 
     def _draws(self, packed: Tensor) -> Tensor | None:
         if not 0 < self._plan.p < 1:
@@ -200,14 +248,3 @@ class SelectingHead:
         self._calls += 1
         rows = torch.arange(len(packed), device=packed.device)
         return hashed_draws(rows, self._seed, self._calls)
-
-    def _report(self, selection: Selection, due: bool, rows: Rows) -> None:
-        counters = self._processor.get_buffer(COUNTERS)
-        stats.count(counters, selection.depths, prompt=rows == "prompt")
-        if due and selection.final_entropies is not None:
-            self._pending.append(
-                stats.PendingSnapshot(self._step, counters, selection.depths, selection.final_entropies)
-            )
-        # On a GPU a snapshot arrives while later steps are queued; it is logged by the first call that finds it.
-        while self._pending and self._pending[0].ready():
-            logger.info(stats.format_line(self._pending.popleft().read(), self._plan, self._select_method))

@@ -14,6 +14,7 @@ from confident_decoding.plugin.capture import capturing_module, switch_on_captur
 from confident_decoding.plugin.compat import DRAFTS_FROM_FINAL_STATES, version_problem
 from confident_decoding.plugin.cost import kv_bytes_per_token, packed_bytes
 from confident_decoding.plugin.head import COUNTERS, SelectingHead
+from confident_decoding.plugin.metrics import publish
 from confident_decoding.plugin.pack import swap_class
 from confident_decoding.plugin.proof import prove_capture, prove_logits, prove_passing
 
@@ -49,15 +50,18 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
         seed=model_config.seed or 0,
         select_method=config.select_method,
         log_interval=config.trough_log_interval,
+        metrics=config.trough_metrics,
         reports=reports,
     )
     processor._apply_head = head
     prove_capture(parts, plan, hidden=hidden, dtype=dtype)
     prove_passing(parts, plan, vllm_config, hidden=hidden, dtype=dtype)
     prove_logits(parts, head, hidden=hidden, dtype=dtype)
-    device = next(model.parameters()).device
+    counters = stats.new_counters(plan.depths[-1], next(model.parameters()).device)
     # A buffer, because sleep level 2 discards plain allocations; not persistent: it is no weight.
-    processor.register_buffer(COUNTERS, stats.new_counters(device), persistent=False)
+    processor.register_buffer(COUNTERS, counters, persistent=False)
+    if config.trough_metrics and reports:
+        head.mirror = publish(vllm_config, plan, counters, processor)
     # Only LoRA puts another processor in its place, after loading.
     processor_of = logits_processor if vllm_config.lora_config is not None else lambda _: processor
     _hook_runners(model, vllm_config)
@@ -95,8 +99,8 @@ def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: Selection
     layers = ", ".join(str(plan.layer(d)) for d in plan.depths)
     logger.info(
         "confident-decoding %s armed: select_method=%s p=%.2f candidates=%d window=%d layers=[%s] of 0..%d "
-        "trough_min_entropy=%g trough_log_interval=%d (vLLM %s, %s model runner). Packed rows add %.1f MiB at "
-        "max_num_batched_tokens=%d%s.",
+        "trough_min_entropy=%g trough_log_interval=%d trough_metrics=%s (vLLM %s, %s model runner). "
+        "Packed rows add %.1f MiB at max_num_batched_tokens=%d%s.",
         confident_decoding.__version__,
         config.select_method,
         plan.p,
@@ -106,6 +110,7 @@ def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: Selection
         plan.num_layers - 1,
         config.trough_min_entropy,
         config.trough_log_interval,
+        str(config.trough_metrics).lower(),
         vllm.__version__,
         "V2" if vllm_config.use_v2_model_runner else "V1",
         size / 2**20,

@@ -26,15 +26,24 @@ def finished(processor: Any, lm_head: Any, logits: Tensor, after_logits: AfterLo
 
 
 def statistics(
-    processor: Any, lm_head: Any, logits: Tensor, count: Tensor | None = None, after_logits: AfterLogits | None = None
+    processor: Any,
+    lm_head: Any,
+    logits: Tensor,
+    count: Tensor | None = None,
+    after_logits: AfterLogits | None = None,
+    top_ids: bool = False,
 ) -> Tensor:
-    """Statistics of local logits ``[m, V/tp]``; ``[tp, m, 3]``, from all ranks, where there are several."""
+    """Statistics of local logits ``[m, V/tp]``; ``[tp, m, 3]``, from all ranks, where there are several.
+
+    With ``top_ids`` there is a fourth number, an id among those of all ranks.
+    """
+    first_id = lm_head.shard_indices.org_vocab_start_index
     if after_logits is None:
         logits, cap, scale = logits[:, : valid_columns(processor, lm_head)], processor.soft_cap, processor.scale
     else:
         logits, cap, scale = finished(processor, lm_head, logits, after_logits), None, 1.0
     kernels = operations(logits.device)
-    parts = kernels.statistics(logits, count, cap, scale)
+    parts = kernels.statistics(logits, count, cap, scale, first_id if top_ids else None)
     if lm_head.tp_size == 1:
         return parts
     from vllm.distributed import tensor_model_parallel_all_gather

@@ -1,0 +1,82 @@
+"""Candidates without a finite distribution: the scan of their row ends there, and no other row notices."""
+
+import math
+
+import pytest
+import torch
+from test_top_ids import FORMS, SCANS
+from toy_model import H, ToyModel, plan_of
+
+from confident_decoding.depthwise import select_depthwise
+from confident_decoding.kernels import twins
+from confident_decoding.scan import select
+from confident_decoding.selection import RowRules
+from confident_decoding.stats import Totals, new_counters
+
+ROWS = 40
+
+
+def run(form, packed, plan, rules):
+    model = ToyModel(**FORMS[form])
+    return (select_depthwise if form == "calls" else select)(packed, plan, model.head, rules)
+
+
+def fell_back(selection, rules, plan):
+    counters = new_counters(plan.depths[-1], torch.device("cpu"))
+    twins.count(counters, None, False, selection, rules, plan.window)
+    return Totals.of(counters[0].tolist()).fell_back
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("keys", [k for k in SCANS if k.get("trough_max_backtrack_layers") not in (1, 2)], ids=str)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("depth", [0, 1, 2])
+def test_the_scan_ends_before_it_and_its_neighbours_go_on(form, keys, bad, depth):
+    """At depth 0 and 1 that is the final layer. What was reached is not shifted, so its logits are finite."""
+    plan = plan_of(**keys)
+    rules = RowRules.of(plan)
+    packed = ToyModel().packed(ROWS, plan.depths)
+    clean = run(form, packed, plan, rules)
+    assert fell_back(clean, rules, plan) == 0
+    # A row whose scan comes to that depth.
+    troughs = run(form, packed, plan, RowRules(plan.candidates, plan.window)).depths
+    row = int((troughs >= depth).nonzero()[0])
+    packed[row, depth * H] = bad
+    dirty = run(form, packed, plan, rules)
+    assert dirty.depths[row] == max(0, depth - 1)
+    if depth:
+        assert dirty.logits[row].isfinite().all()
+    others = torch.arange(ROWS) != row
+    assert torch.equal(dirty.depths[others], clean.depths[others])
+    torch.testing.assert_close(dirty.logits[others], clean.logits[others])
+    assert fell_back(dirty, rules, plan) == 1
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_beyond_where_a_scan_ends_nothing_is_looked_at(form):
+    plan = plan_of()
+    rules = RowRules.of(plan)
+    packed = ToyModel().packed(ROWS, plan.depths)
+    clean = run(form, packed, plan, rules)
+    row = int((clean.depths == 2).nonzero()[0])
+    packed[row, 4 * H : 5 * H] = math.nan
+    dirty = run(form, packed, plan, rules)
+    assert torch.equal(dirty.depths, clean.depths)
+    torch.testing.assert_close(dirty.logits, clean.logits)
+    assert fell_back(dirty, rules, plan) == 0
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_that_are_not_scanned_do_not_fall_back(form):
+    """Kept at the final layer by mixing or by their final entropy."""
+    plan = plan_of()
+    packed = ToyModel().packed(ROWS, plan.depths)
+    packed[:, H : 2 * H] = math.nan
+    limits = torch.full((ROWS,), plan.window, dtype=torch.int32)
+    limits[:10] = -1
+    thresholds = torch.zeros(ROWS)
+    thresholds[10:15] = 100.0
+    rules = RowRules(plan.candidates, limits, torch.zeros(ROWS, dtype=torch.int32), thresholds)
+    found = run(form, packed, plan, rules)
+    assert found.depths.tolist() == [0] * ROWS
+    assert fell_back(found, rules, plan) == 25
