@@ -11,6 +11,7 @@ from torch import nn
 
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError
 from confident_decoding.plugin.anatomy import Anatomy
+from confident_decoding.plugin.capture import indices_of
 from confident_decoding.plugin.families import QUIRKS, Quirks
 from confident_decoding.plugin.proof import prove_capture
 from confident_decoding.plugin.reduced_streams import capture_reduced_streams
@@ -67,7 +68,7 @@ def prove(inner, quirks=None, capture=False):
     if capture:
         inner.captures = ()
         assert capture_reduced_streams(parts, (1, 2, 3, 4))
-    prove_capture(parts, plan, hidden=H, dtype=torch.float32)
+    prove_capture(parts, indices_of(plan), hidden=H, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("form", ["pair", "no residual", "single", "triple"])
