@@ -45,7 +45,10 @@ def serve(spec):
 
             say({"bytes": llm.collective_rpc(variants.peak_memory, args=(question["reset"],))})
         elif question["do"] == "step":
-            say({"ms": step_ms(llm, SamplingParams, question["batch"], question["tokens"])})
+            adapter = question.get("adapter")
+            say({"ms": step_ms(llm, SamplingParams, question["batch"], question["tokens"], adapter)})
+        elif question["do"] == "drafts":
+            say(drafts(llm, SamplingParams, question["prompts"], question["tokens"]))
         elif question["do"] == "prompt":
             prompt = {"prompt_token_ids": [7 + i % 1000 for i in range(question["tokens"])]}
             params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=question.get("prompt_logprobs"))
@@ -54,16 +57,33 @@ def serve(spec):
             say({"ms": 1000 * (time.perf_counter() - start)})
 
 
-def step_ms(llm, sampling_params, batch, tokens):
+def step_ms(llm, sampling_params, batch, tokens, adapter=None):
     """Milliseconds per decode step: the difference of two lengths leaves prefill and the first steps out."""
+    from vllm.lora.request import LoRARequest
+
+    lora = LoRARequest("adapter", 1, adapter) if adapter else None
     prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
     seconds = []
     for length in (tokens, tokens // 4):
         params = sampling_params(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
+        llm.generate(prompts, params, use_tqdm=False, lora_request=lora)
         seconds.append(time.perf_counter() - start)
     return 1000 * (seconds[0] - seconds[1]) / (tokens - tokens // 4)
+
+
+def drafts(llm, sampling_params, prompts, tokens):
+    """Drafts made, tokens drafted and tokens accepted while ``prompts`` are answered, by vLLM's own counters."""
+
+    def counters():
+        found = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+        names = {"drafts": "num_drafts", "drafted": "num_draft_tokens", "accepted": "num_accepted_tokens"}
+        return {ours: found[f"vllm:spec_decode_{theirs}"] for ours, theirs in names.items()}
+
+    before = counters()
+    params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    return {name: value - before[name] for name, value in counters().items()}
 
 
 def profile(llm, sampling_params, batch, tokens=24):
