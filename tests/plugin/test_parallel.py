@@ -14,6 +14,8 @@ FROM_HERE = {
     "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
 }
+# No statistics to anybody, no token in the home directory.
+QUIET_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 PROMPTS = [torch.randint(3, 500, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (6, 11, 30)]
 CALLS = [{"prompts": PROMPTS, "sampling": greedy(16, logprobs=3, prompt_logprobs=1)}]
 OWN = [
@@ -99,7 +101,7 @@ def test_batch_sharded_sampling_gets_the_rows_that_it_asks_for(run_engines, tiny
     [
         (
             {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"},
-            {},
+            QUIET_RAY,
             "current platform cpu does not support ray.",
         ),
         ({}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "Model Runner V2 requires Triton."),
@@ -124,7 +126,8 @@ def test_ray_workers_choose_what_one_rank_chooses(run_engines, tiny):
     path, config = tiny("LlamaForCausalLM-oddvocab"), on(trough_log_interval=1)
     job = {"before": "ray_on_cpu.start", "ranks": "ranks.sharded_rows"}
     options = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
-    one, two = run(run_engines, path, config), run(run_engines, path, config, FROM_HERE, job=job, **options)
+    one = run(run_engines, path, config)
+    two = run(run_engines, path, config, {**FROM_HERE, **QUIET_RAY}, job=job, **options)
     assert one["calls"][0]["tokens"] == two["calls"][0]["tokens"]
     assert [selected > 5 for _, selected in two["ranks"]] == [True, True]
     assert len(lines(two, r"RayWorkerProc.*Worker_TP0.*armed: ")) == 1
