@@ -232,8 +232,8 @@ def quantised(_):
             ((["LlamaForCausalLM", "MixtralForCausalLM"], ["--option", 'quantization="fp8"']), (list(QUANTISED), []))
         ):
             out = Path(folder) / f"{number}.jsonl"
-            command = [sys.executable, "-m", "models.prove", str(out), *tags, "--dtype", "bfloat16", "--isolate"]
-            subprocess.run([*command, *options], cwd=tests, check=False)
+            command = [sys.executable, "-m", "models.prove", str(out), *tags, "--dtype", "bfloat16"]
+            subprocess.run([*command, "--isolate", "--jobs", "4", *options], cwd=tests, check=False)
             rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
             for row in rows:
                 shown = row.get("error", f"{row.get('depths_from_own_logits')} {row.get('relative_error_by_depth')}")
