@@ -46,13 +46,29 @@ def serve(spec):
             say({"bytes": llm.collective_rpc(variants.peak_memory, args=(question["reset"],))})
         elif question["do"] == "step":
             prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(question["batch"])]
-            say({"ms": step_ms(llm, prompts, question["tokens"])})
+            say({"ms": step_ms(llm, prompts, question["tokens"], question.get("adapter"))})
+        elif question["do"] == "drafts":
+            say(drafts(llm, SamplingParams, question["prompts"], question["tokens"]))
         elif question["do"] == "prompt":
             prompt = {"prompt_token_ids": [7 + i % 1000 for i in range(question["tokens"])]}
             params = SamplingParams(temperature=0, max_tokens=1, prompt_logprobs=question.get("prompt_logprobs"))
             start = time.perf_counter()
             llm.generate([prompt], params, use_tqdm=False)
             say({"ms": 1000 * (time.perf_counter() - start)})
+
+
+def drafts(llm, sampling_params, prompts, tokens):
+    """Drafts made, tokens drafted and tokens accepted while ``prompts`` are answered, by vLLM's own counters."""
+
+    def counters():
+        found = {metric.name: metric.value for metric in llm.get_metrics() if hasattr(metric, "value")}
+        names = {"drafts": "num_drafts", "drafted": "num_draft_tokens", "accepted": "num_accepted_tokens"}
+        return {ours: found[f"vllm:spec_decode_{theirs}"] for ours, theirs in names.items()}
+
+    before = counters()
+    params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
+    llm.generate([{"prompt_token_ids": ids} for ids in prompts], params, use_tqdm=False)
+    return {name: value - before[name] for name, value in counters().items()}
 
 
 def split(llm, sampling_params, batch, tokens):

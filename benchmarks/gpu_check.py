@@ -7,6 +7,8 @@ python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; pipeline 
 python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
 python -m benchmarks.gpu_check requests   requests with settings of their own in one batch, V1 and V2 runners
 python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
+python -m benchmarks.gpu_check eagle3     an EAGLE-3 drafter beside the selection, V1 and V2 runners, CUDA graphs
+python -m benchmarks.gpu_check quantised  fp8, int8, 4-bit, GPTQ and AWQ checkpoints (tests/models/prove.py)
 """
 
 import json
@@ -18,7 +20,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks.shapes import LAYERS, small_checkpoint
+from benchmarks.shapes import LAYERS, small_checkpoint, small_eagle3_head
 
 SWITCH = "enable_multi_layer_entropy_selection"
 PROMPTS = [[(7 * i + j * j) % 31_000 + 3 for j in range(4 + 5 * i)] for i in range(8)]
@@ -41,6 +43,7 @@ def child(spec):
     llm = LLM(**spec["engine"])
     if spec.get("sync"):
         llm.llm_engine.model_executor.collective_rpc(forbid_sync)
+    proposed = record_drafts(llm) if spec["engine"].get("speculative_config") else []
     fixed = {"temperature": 0, "max_tokens": spec["tokens"], "ignore_eos": True, "detokenize": False}
     own = spec["sampling"] if isinstance(spec["sampling"], list) else [spec["sampling"]] * len(spec["prompts"])
     outputs = llm.generate(
@@ -51,9 +54,26 @@ def child(spec):
     return {
         "tokens": [list(o.outputs[0].token_ids) for o in outputs],
         "logprobs": [[[[t, v.logprob] for t, v in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs],
+        "drafts": proposed,
         "lines": lines,
         "runner": "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1",
     }
+
+
+def record_drafts(llm):
+    """A list that every draft of this in-process engine is appended to."""
+    drafts = []
+    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    drafter = getattr(runner, "drafter", None) or runner.speculator
+    propose = drafter.propose
+
+    def recording(*args, **kwargs):
+        made = propose(*args, **kwargs)
+        drafts.append(made.tolist())
+        return made
+
+    drafter.propose = recording
+    return drafts
 
 
 def forbid_sync(worker):
@@ -111,7 +131,8 @@ def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompt
         )
         if done.returncode:
             print(done.stdout[-1500:], done.stderr[-3500:])
-            return {"tokens": None, "logprobs": None, "lines": [], "runner": "failed", "log": done.stdout + done.stderr}
+            failed = {"tokens": None, "logprobs": None, "drafts": [], "lines": [], "runner": "failed"}
+            return {**failed, "log": done.stdout + done.stderr}
         return {**json.loads(out.read_text()), "log": done.stdout + done.stderr}
 
 
@@ -180,6 +201,44 @@ def invariant(model):
     text, equal = same(together, alone)
     report("an answer does not depend on its batch", equal and together["logprobs"] == alone["logprobs"], text)
     print("   ", [line for line in together["lines"] if "step=" in line][-1:])
+
+
+def eagle3(model):
+    """A random head: hardly a draft is accepted, so what it proposes is compared."""
+    layers = (1, LAYERS // 2, LAYERS)  # none of the candidates', one of them, what leaves the last layer
+    head = small_eagle3_head(Path(tempfile.gettempdir()) / "confident-decoding-eagle3", layers)
+    drafting = {"speculative_config": {"method": "eagle3", "model": head, "num_speculative_tokens": 2}}
+    for number in ("1", "0"):
+        env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number}
+        off, p0, p1 = (run(model, config, env=env, **drafting) for config in ({}, on(p=0.0), on()))
+        alone = run(model, on(), env=env)
+        text, equal = same(alone, p1)
+        report(f"drafts change no token, {p1['runner']} runner", equal, text)
+        text, equal = same(off, p0)
+        report("  p=0 bit-equal to off", equal and off["logprobs"] == p0["logprobs"], text)
+        equal = off["drafts"] == p0["drafts"] != p1["drafts"]
+        report("  the drafter proposes what it proposes on a standard server", equal, f"{len(p0['drafts'])} drafts")
+
+
+def quantised(_):
+    """fp8 made by vLLM at the start, and the checkpoints of tests/models/quantised.py."""
+    tests = Path(__file__).resolve().parent.parent / "tests"
+    sys.path[:0] = [str(tests)]
+    from models.criteria import problems
+    from models.quantised import QUANTISED
+
+    with tempfile.TemporaryDirectory() as folder:
+        for number, (tags, options) in enumerate(
+            ((["LlamaForCausalLM", "MixtralForCausalLM"], ["--option", 'quantization="fp8"']), (list(QUANTISED), []))
+        ):
+            out = Path(folder) / f"{number}.jsonl"
+            command = [sys.executable, "-m", "models.prove", str(out), *tags, "--dtype", "bfloat16"]
+            subprocess.run([*command, "--isolate", "--jobs", "4", *options], cwd=tests, check=False)
+            rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []
+            for row in rows:
+                shown = row.get("error", f"{row.get('depths_from_own_logits')} {row.get('relative_error_by_depth')}")
+                report(f"{row['tag']} {' '.join(options[1:])}", not problems(row), f"{problems(row)} {shown[-300:]}")
+            report("  all were tried", len(rows) == len(tags))
 
 
 def cache(model):

@@ -1,4 +1,4 @@
-"""Models without a download: shapes for random weights, and a small random checkpoint whose outputs vary."""
+"""Models without a download: shapes for random weights, a small random checkpoint whose outputs vary, a head for it."""
 
 import json
 import os
@@ -104,6 +104,53 @@ def small_checkpoint(folder):
         ):
             tensors[p + norm + ".weight"] = (1 + torch.randn(size, generator=generator) * 0.1).to(torch.bfloat16)
     tensors["model.norm.weight"] = (1 + torch.randn(HIDDEN, generator=generator) * 0.1).to(torch.bfloat16)
+    folder.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    (folder / "config.json").write_text(json.dumps(config))
+    return str(folder)
+
+
+def small_eagle3_head(folder, layers):
+    """A random EAGLE-3 head in ``folder`` for `small_checkpoint`, which reads the states that enter ``layers``."""
+    import torch
+    from safetensors.torch import save_file
+
+    generator = torch.Generator().manual_seed(1)
+    shapes = {
+        "fc": (HIDDEN, len(layers) * HIDDEN),
+        "midlayer.self_attn.q_proj": (1024, 2 * HIDDEN),
+        "midlayer.self_attn.k_proj": (512, 2 * HIDDEN),
+        "midlayer.self_attn.v_proj": (512, 2 * HIDDEN),
+        "midlayer.self_attn.o_proj": (HIDDEN, 1024),
+        "midlayer.mlp.gate_proj": (2048, HIDDEN),
+        "midlayer.mlp.up_proj": (2048, HIDDEN),
+        "midlayer.mlp.down_proj": (HIDDEN, 2048),
+        "lm_head": (VOCAB, HIDDEN),
+    }
+    tensors = {
+        f"{name}.weight": (torch.randn(*shape, generator=generator) * 0.05).to(torch.bfloat16)
+        for name, shape in shapes.items()
+    }
+    norms = ("norm", *(f"midlayer.{name}" for name in ("input_layernorm", "hidden_norm", "post_attention_layernorm")))
+    tensors |= {f"{name}.weight": torch.ones(HIDDEN, dtype=torch.bfloat16) for name in norms}
+    config = {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "hidden_size": HIDDEN,
+        "num_hidden_layers": 1,
+        "intermediate_size": 2048,
+        "num_attention_heads": 8,
+        "num_key_value_heads": 4,
+        "head_dim": 128,
+        "vocab_size": VOCAB,
+        "draft_vocab_size": VOCAB,
+        "max_position_embeddings": 4096,
+        "rms_norm_eps": 1e-6,
+        "tie_word_embeddings": False,
+        "torch_dtype": "bfloat16",
+        "eagle_aux_hidden_state_layer_ids": list(layers),
+        "num_aux_hidden_states": len(layers),
+    }
     folder.mkdir(parents=True, exist_ok=True)
     save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
     (folder / "config.json").write_text(json.dumps(config))

@@ -10,10 +10,11 @@ from pathlib import Path
 
 from models.multimodal_configs import MULTIMODAL
 from models.other_configs import OTHERS, REFUSED, SPARSE
+from models.quantised import QUANTISED
 from models.row import VOCAB, Checkpoint
 from models.text_configs import TEXT
 
-ROWS = {**TEXT, **MULTIMODAL, **OTHERS, **SPARSE, **REFUSED}
+ROWS = {**TEXT, **MULTIMODAL, **OTHERS, **SPARSE, **REFUSED, **QUANTISED}
 LISTED = [*TEXT, *MULTIMODAL]
 """The architectures that we promise."""
 BEYOND = list(OTHERS)
@@ -55,6 +56,8 @@ def build(tag, folder, seed=0, all_experts=False):
                 parameter.add_(torch.randn_like(parameter) * 0.05)
             elif parameter.ndim == 3 or not parameter.any():  # Gemma 3's projection of images starts as zero
                 parameter.add_(torch.randn_like(parameter) * 0.1)
+        if made.prepare is not None:
+            made.prepare(model)
     for key, value in made.generation.items():
         setattr(model.generation_config, key, value)
     folder = Path(folder)

@@ -1,4 +1,4 @@
-"""Tiny draft heads beside tiny targets: an EAGLE head, and a DeepSeek checkpoint with an MTP layer."""
+"""Tiny draft heads beside tiny targets: EAGLE and EAGLE-3 heads, and a DeepSeek checkpoint with an MTP layer."""
 
 import json
 
@@ -23,6 +23,35 @@ def eagle_head(target, folder):
     folder.mkdir(parents=True)
     (folder / "config.json").write_text(json.dumps({**config, "num_hidden_layers": 1}))
     save_file(first, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def eagle3_head(target, folder, layers=()):
+    """An EAGLE-3 head for a tiny Llama, which reads the states that enter ``layers`` (none: vLLM's default three)."""
+    import torch
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((target / "config.json").read_text())
+    weights = load_file(target / "model.safetensors")
+    hidden, count = config["hidden_size"], len(layers) or 3
+    first = f"{LAYERS_BEFORE}0."
+    midlayer = {name.replace(first, "midlayer."): tensor for name, tensor in weights.items() if name.startswith(first)}
+    torch.manual_seed(4)
+    for name in ("q_proj", "k_proj", "v_proj"):  # of (embedding, state)
+        weight = midlayer[f"midlayer.self_attn.{name}.weight"]
+        midlayer[f"midlayer.self_attn.{name}.weight"] = torch.randn(len(weight), 2 * hidden) * 0.05
+    midlayer |= {
+        "midlayer.hidden_norm.weight": torch.ones(hidden),
+        "fc.weight": torch.randn(hidden, count * hidden) * 0.05,
+        "norm.weight": torch.ones(hidden),
+        "lm_head.weight": weights["lm_head.weight"].clone(),
+    }
+    folder.mkdir(parents=True)
+    own = {"architectures": ["LlamaForCausalLMEagle3"], "num_hidden_layers": 1, "num_aux_hidden_states": count}
+    if layers:
+        own["eagle_aux_hidden_state_layer_ids"] = list(layers)
+    (folder / "config.json").write_text(json.dumps({**config, **own}))
+    save_file(midlayer, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
 
 

@@ -11,13 +11,13 @@ from conftest import ENGINE_ENV
 TESTS = Path(__file__).resolve().parent.parent
 
 
-def gather(tags, folder, *arguments):
+def gather(tags, folder, *arguments, env=None):
     """``{tag: line of evidence}``."""
     out = folder / "evidence.jsonl"
     subprocess.run(
         [sys.executable, "-m", "models.prove", str(out), "--jobs", "1", *arguments, *tags],
         cwd=TESTS,
-        env={**os.environ, **ENGINE_ENV},
+        env={**os.environ, **ENGINE_ENV, **(env or {})},
         check=True,
     )
     rows = [json.loads(line) for line in out.read_text().splitlines()] if out.exists() else []

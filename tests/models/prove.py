@@ -150,8 +150,12 @@ def prove(tag, folder, dtype, with_image=False, isolate=False, **options):
             returned_error = max(returned_error, difference_from_returned(output, record))
             requests.append(([*ids, *output.outputs[0].token_ids[:-1]], record))
         batched = [out.outputs[0].token_ids for out in generate(llm, inputs)]
-        errors = {"last_stream_error": stream_error, "returned_logprob_error": returned_error}
-        return requests, errors, batched, all(llm.collective_rpc(recorder.draft_untouched))
+        found = {
+            "last_stream_error": stream_error,
+            "returned_logprob_error": returned_error,
+            "head_is_a_matrix": all(llm.collective_rpc(recorder.head_is_a_matrix)),
+        }
+        return requests, found, batched, all(llm.collective_rpc(recorder.draft_untouched))
 
     def logprobs(llm):
         return plain(generate(llm, inputs, prompt_logprobs=2, logprobs=5))
@@ -168,7 +172,7 @@ def prove(tag, folder, dtype, with_image=False, isolate=False, **options):
         with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as pool:
             return pool.submit(isolated, cloudpickle.dumps(arguments)).result()
 
-    requests, engine_errors, batched, draft = run(recorded, SWITCH, **(images.ENGINE if with_image else {}))
+    requests, found, batched, draft = run(recorded, SWITCH, **(images.ENGINE if with_image else {}))
     image_request = requests.pop() if with_image else None
     stock, off = run(stock_run, {})
     regression = run(logprobs, {**SWITCH, "p": 0})
@@ -192,7 +196,7 @@ def prove(tag, folder, dtype, with_image=False, isolate=False, **options):
         "rows": len(all_depths),
         "depths_seen": sorted(set(all_depths)),
         **worst,
-        **engine_errors,
+        **found,
         "depths": total(decided, tolerance),
         "depths_from_own_logits": total(decided_by_own, TOLERANCE),
         "p0_bit_equal": regression == stock,

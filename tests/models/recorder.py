@@ -10,6 +10,7 @@ def start(worker):
     def select(packed, plan, head, *args):
         selection = original(packed, plan, head, *args)
         worker.records.append((selecting_head(worker).rows, packed.clone(), selection.depths, selection.entropies))
+        worker.head_is_a_matrix = head.weight is not None
         return selection
 
     worker.stop_recording = lambda: setattr(scan, "select", original)
@@ -48,6 +49,11 @@ def fetch(worker):
                 }
             )
     return calls
+
+
+def head_is_a_matrix(worker):
+    """Whether the latest selection could read the output head as a plain matrix."""
+    return worker.head_is_a_matrix
 
 
 def last_stream_error(worker):

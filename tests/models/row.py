@@ -20,6 +20,7 @@ class Checkpoint:
         cpu_options: Those that its CPU engine needs on top.
         env: Environment variables that the engine needs.
         generation: Settings of its generation_config.json.
+        prepare: Changes the model before it is saved.
         for_vllm: Rewrites ``(tensors, config.json)`` for vLLM.
     """
 
@@ -31,6 +32,7 @@ class Checkpoint:
     cpu_options: dict = field(default_factory=dict)
     env: dict = field(default_factory=dict)
     generation: dict = field(default_factory=dict)
+    prepare: Callable | None = None
     for_vllm: Callable | None = None
 
 

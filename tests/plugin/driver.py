@@ -7,6 +7,7 @@ the log lines of the plugin, and the error if the engine did not start.
 
 import argparse
 import gc
+import importlib
 import importlib.metadata
 import json
 import logging
@@ -120,8 +121,17 @@ def refusal(llm, prompt, sampling):
     return None
 
 
+def named(path):
+    """The function of a module beside this one, as ``module.function``."""
+    module, _, name = path.partition(".")
+    return getattr(importlib.import_module(module), name)
+
+
 def run(job, lines):
     from vllm import LLM, SamplingParams
+
+    if "before" in job:
+        named(job["before"])()
 
     given = json.loads(json.dumps(job["engine"].get("additional_config")))
     start = time.perf_counter()
@@ -161,6 +171,8 @@ def run(job, lines):
         if job.get("counters"):
             counters = [metric for metric in llm.get_metrics() if hasattr(metric, "value")]
             result["counters"] = {metric.name: metric.value for metric in counters}
+        if "ranks" in job:
+            result["ranks"] = llm.collective_rpc(named(job["ranks"]))
         result["refusals"] = [refusal(llm, call["prompts"][0], sampling) for sampling in job.get("refused", ())]
     except Exception as error:
         if not job.get("may_fail"):

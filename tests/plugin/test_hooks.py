@@ -9,6 +9,7 @@ import types
 
 import pytest
 import torch
+from vllm.config import ParallelConfig
 
 from confident_decoding.config import ConfigError
 from confident_decoding.plugin import compat, install, rows, runner
@@ -242,12 +243,14 @@ def config_with(**changes):
     ("changes", "named"),
     [
         ({"speculative_config": types.SimpleNamespace(method=m)}, m)
-        for m in ("eagle3", "medusa", "dflash", "mlp_speculator", "extract_hidden_states", "custom_class")
+        for m in ("medusa", "dflash", "dspark", "mlp_speculator", "extract_hidden_states", "custom_class")
     ]
     + [
         ({"cache_config": types.SimpleNamespace(kv_sharing_fast_prefill=True)}, "--kv-sharing-fast-prefill"),
         ({"compilation_config": types.SimpleNamespace(pass_config=types.SimpleNamespace(enable_sp=True))}, "enable_sp"),
         ({"parallel_config": types.SimpleNamespace(prefill_context_parallel_size=2)}, "prefill context"),
+        ({"parallel_config": ParallelConfig(ubatch_size=2)}, "--enable-dbo"),
+        ({"parallel_config": ParallelConfig(enable_dbo=True)}, "--enable-dbo"),
     ],
 )
 def test_each_unsupported_combination_is_named(changes, named):
@@ -255,8 +258,8 @@ def test_each_unsupported_combination_is_named(changes, named):
     assert named in problem
 
 
-@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "mtp"])
-def test_speculation_that_needs_the_final_states_at_most_is_allowed(method):
+@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp"])
+def test_speculation_whose_drafter_gets_what_it_reads_is_allowed(method):
     assert (
         list(compat.unsupported_combinations(config_with(speculative_config=types.SimpleNamespace(method=method))))
         == []
@@ -384,7 +387,7 @@ def test_an_unknown_runner_is_left_alone_and_named(monkeypatch):
 def test_drafters_that_would_get_packed_rows_are_refused(monkeypatch, caplog):
     monkeypatch.setattr(runner, "wrap_runners", lambda: "it was renamed")
     model = torch.nn.Linear(1, 1)
-    for method in ("eagle", "mtp"):
+    for method in ("eagle", "eagle3", "mtp"):
         config = types.SimpleNamespace(speculative_config=types.SimpleNamespace(method=method))
         with pytest.raises(ConfigError, match="it was renamed"):
             install._hook_runners(model, config)

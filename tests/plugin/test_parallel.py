@@ -1,12 +1,21 @@
-"""Several worker processes on one machine: tensor parallel agrees with one rank, pipeline stands aside."""
+"""Several worker processes on one machine: tensor and expert parallel agree with one rank, pipeline stands aside."""
 
+import os
 import re
+from pathlib import Path
 
 import pytest
 import torch
 from conftest import greedy, on, tiny_engine
 
 pytestmark = pytest.mark.engine
+# Functions of modules beside this one are sent to the workers.
+FROM_HERE = {
+    "PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *filter(None, [os.environ.get("PYTHONPATH")])]),
+    "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",
+}
+# No statistics to anybody, no token in the home directory.
+QUIET_RAY = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_AUTH_MODE": "disabled"}
 PROMPTS = [torch.randint(3, 500, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (6, 11, 30)]
 CALLS = [{"prompts": PROMPTS, "sampling": greedy(16, logprobs=3, prompt_logprobs=1)}]
 OWN = [
@@ -16,10 +25,10 @@ OWN = [
 ]
 
 
-def run(run_engines, path, config, env=None, calls=CALLS, **options):
+def run(run_engines, path, config, env=None, calls=CALLS, job=None, **options):
     # Workers must be spawned: the driver process has used threads of its own.
     (result,) = run_engines(
-        [{"engine": tiny_engine(path, config, **options), "calls": calls}],
+        [{"engine": tiny_engine(path, config, **options), "calls": calls, **(job or {})}],
         env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn", **(env or {})},
     )
     return result
@@ -58,6 +67,71 @@ def test_depths_are_the_same_and_told_by_one_rank(one_and_two):
     assert one == two
     assert len(lines(one_and_two[1], r"armed: ")) == 1
     assert lines(one_and_two[1], r"Worker_TP0\S* pid=\d+\)? INFO .*armed: "), "rank 0 speaks"
+
+
+@pytest.fixture(scope="module")
+def experts(run_engines, tiny):
+    """One rank, and two ranks with half of the experts each."""
+    path, config = tiny("MixtralForCausalLM"), on(trough_log_interval=1)
+    split = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    repaired = {"worker_extension_cls": "mapped_experts.MappedExperts"}
+    return run(run_engines, path, config), run(run_engines, path, config, FROM_HERE, **split, **repaired)
+
+
+def test_expert_parallel_ranks_choose_what_one_chooses(experts):
+    one, two = experts
+    assert lines(two, r"Expert parallelism is enabled.*Local/global number of experts: 2/4")
+    assert one["calls"][0]["tokens"] == two["calls"][0]["tokens"]
+    pattern = r"\[trough-decoding\] step=.* tokens_kept_at_final=\S+"
+    assert lines(one, pattern) == lines(two, pattern)
+    assert len(lines(one, pattern)) == 16
+
+
+def test_batch_sharded_sampling_gets_the_rows_that_it_asks_for(run_engines, tiny):
+    """Only the second model runner has it, and that one needs a GPU; what it asks of the model is asked here."""
+    asked = {"ranks": "ranks.sharded_rows"}
+    two = run(run_engines, tiny("LlamaForCausalLM-oddvocab"), on(), FROM_HERE, [], asked, tensor_parallel_size=2)
+    for difference, selected in two["ranks"]:
+        assert difference == 0
+        assert selected > 5
+
+
+@pytest.mark.parametrize(
+    ("options", "env", "error"),
+    [
+        (
+            {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"},
+            QUIET_RAY,
+            "current platform cpu does not support ray.",
+        ),
+        ({}, {"VLLM_USE_V2_MODEL_RUNNER": "1"}, "Model Runner V2 requires Triton."),
+    ],
+    ids=["ray", "V2 runner"],
+)
+def test_vllms_cpu_engine_refuses_by_itself(options, env, error, run_engines, tiny):
+    job = {"may_fail": True}
+    refused = run(run_engines, tiny("LlamaForCausalLM"), on(), env, [], job, **options)
+    assert error in refused["error"]
+
+
+def test_vllms_cpu_engine_leaves_out_dual_batch_overlap_by_itself(run_engines, tiny):
+    overlapped = run(run_engines, tiny("LlamaForCausalLM"), on(), enable_dbo=True)
+    assert "Dual-Batch Overlap is not supported on CPU, disabled." in overlapped["log"]
+    assert lines(overlapped, r"armed: ")
+
+
+@pytest.mark.slow
+def test_ray_workers_choose_what_one_rank_chooses(run_engines, tiny):
+    """With the CPU platform made to name a Ray resource; both workers must select, and the first one speaks."""
+    path, config = tiny("LlamaForCausalLM-oddvocab"), on(trough_log_interval=1)
+    job = {"before": "ray_on_cpu.start", "ranks": "ranks.sharded_rows"}
+    options = {"tensor_parallel_size": 2, "distributed_executor_backend": "ray"}
+    one = run(run_engines, path, config)
+    two = run(run_engines, path, config, {**FROM_HERE, **QUIET_RAY}, job=job, **options)
+    assert one["calls"][0]["tokens"] == two["calls"][0]["tokens"]
+    assert [selected > 5 for _, selected in two["ranks"]] == [True, True]
+    assert len(lines(two, r"RayWorkerProc.*Worker_TP0.*armed: ")) == 1
+    assert len(lines(two, r"armed: ")) == 1
 
 
 def check_stands_aside(staged):

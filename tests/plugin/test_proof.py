@@ -11,6 +11,7 @@ from torch import nn
 
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError
 from confident_decoding.plugin.anatomy import Anatomy
+from confident_decoding.plugin.capture import indices_of
 from confident_decoding.plugin.families import QUIRKS, Quirks
 from confident_decoding.plugin.proof import prove_capture
 from confident_decoding.plugin.reduced_streams import capture_reduced_streams
@@ -36,7 +37,7 @@ class Inner(nn.Module):
         return x / x.norm(dim=-1, keepdim=True) * self.gain
 
     def forward(self, input_ids, positions, intermediate_tensors, inputs_embeds):
-        x, residual, states = inputs_embeds, None, []
+        x, residual, states = inputs_embeds, None, [2 * inputs_embeds] if 0 in self.captures else []
         for index, layer in enumerate(self.layers, start=1):
             output = layer(positions, x, residual)
             if self.form == "single":
@@ -59,7 +60,7 @@ class Inner(nn.Module):
         return (final, states) if states else final
 
 
-def prove(inner, quirks=None, capture=False):
+def prove(inner, quirks=None, capture=False, indices=None):
     plan = ConfidentDecodingConfig(trough_max_backtrack_layers=-1).resolve(N)
     top = nn.Module()
     top.inner = inner
@@ -67,7 +68,7 @@ def prove(inner, quirks=None, capture=False):
     if capture:
         inner.captures = ()
         assert capture_reduced_streams(parts, (1, 2, 3, 4))
-    prove_capture(parts, plan, hidden=H, dtype=torch.float32)
+    prove_capture(parts, indices or indices_of(plan), hidden=H, dtype=torch.float32)
 
 
 @pytest.mark.parametrize("form", ["pair", "no residual", "single", "triple"])
@@ -79,6 +80,17 @@ def test_the_forms_of_layers_in_vllm(form):
 def test_wrong_states_are_refused(broken):
     with pytest.raises(ConfigError, match="does not return each captured state"):
         prove(Inner(broken=broken))
+
+
+@pytest.mark.parametrize("returned", [(0, 2, 5), (2, 5), (0, 3, 5), (0, 2, 3, 5)])
+def test_states_that_a_drafter_asks_for_are_proven_too(returned):
+    inner, asked = Inner(), (0, 2, 5)
+    inner.captures = returned
+    if returned == asked:
+        prove(inner, indices=asked)
+        return
+    with pytest.raises(ConfigError, match="does not return each captured state"):
+        prove(inner, indices=asked)
 
 
 @pytest.mark.parametrize("broken", [None, "late"])

@@ -230,3 +230,24 @@ def test_a_bad_argument_is_a_400_that_names_it(one_worker):
 def test_every_process_of_the_server_is_stopped(one_worker):
     assert len(one_worker["during"]) >= 3, "front end, engine core, worker"
     assert one_worker["after"] == []
+
+
+@pytest.mark.slow
+def test_two_replicas_answer_as_one_and_each_logs_for_itself(one_worker, smollm2, tmp_path):
+    log, texts = tmp_path / "log.txt", one_worker["texts"]
+    config = on(trough_log_interval=2)
+    with (
+        running(smollm2, log, config, *SMALL, "--data-parallel-size", "2", env=SERVER_ENV) as url,
+        ThreadPoolExecutor(6) as pool,  # enough at a time that both replicas get some
+    ):
+        together = list(pool.map(lambda text: complete(url, text), texts * 4))
+    assert together == one_worker["alone"] * 4
+    output = log.read_text()
+    replica = r"\(Worker\S* pid=(\d+)\) INFO .*"
+    replicas = re.findall(replica + "armed: ", output)
+    assert len(replicas) == len(set(replicas)) == 2
+    lines = re.findall(replica + r"\[trough-decoding\] step=(\d+) ", output)
+    for one in replicas:
+        steps = [int(step) for pid, step in lines if pid == one]
+        assert steps == list(range(2, steps[-1] + 1, 2)), one
+        assert len(steps) >= 12

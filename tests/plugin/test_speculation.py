@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from conftest import greedy, on, tiny_engine
 from models.checkpoints import CHECKPOINTS
-from models.drafters import add_mtp_layer, eagle_head
+from models.drafters import add_mtp_layer, eagle3_head, eagle_head
 
 pytestmark = pytest.mark.engine
 PROMPTS = [[5, 6, 7, 8], [9, 10, 11], list(range(20, 50))]
@@ -17,36 +17,65 @@ CALLS = [
     {"prompts": PROMPTS, "sampling": greedy(24)},
     {"prompts": PROMPTS, "sampling": [greedy(24, extra_args={"confident_p": p}) for p in (0, 1, 0)]},
 ]
-SETTINGS = {"off": {}, "p zero": on(p=0.0), "on": on(trough_log_interval=1)}
+SETTINGS = ("off", "p zero", "on")
+
+
+def config(setting, keys):
+    return {"off": {}, "p zero": on(p=0.0, **keys), "on": on(trough_log_interval=1, **keys)}[setting]
 
 
 @pytest.fixture(scope="module")
-def results(run_engines, tiny, tmp_path_factory):
+def drafting(tiny, tmp_path_factory):
+    """Target, speculative configuration, engine options and keys of ours, of each method."""
     from models.checkpoints import build
 
-    target = tiny("LlamaForCausalLM")
-    eagle = eagle_head(Path(target), tmp_path_factory.mktemp("eagle") / "head")
-    deepseek = CHECKPOINTS["DeepseekV3ForCausalLM-mha"]
+    folder, target = tmp_path_factory.mktemp("heads"), tiny("LlamaForCausalLM")
+
+    def head(kind, name, *layers):
+        return str(kind(Path(target), folder / name, *layers))
+
     mtp = str(add_mtp_layer(build("DeepseekV3ForCausalLM-mha", tmp_path_factory.mktemp("mtp"))))
-    drafting = {
-        "eagle": (target, {"method": "eagle", "model": str(eagle), "num_speculative_tokens": 2}, {}),
+    return {
+        "eagle": (target, {"method": "eagle", "model": head(eagle_head, "eagle")}, {}, {}),
+        # What enters the first layer, a state that is a candidate's too, and what leaves the last layer.
+        "eagle3": (target, {"method": "eagle3", "model": head(eagle3_head, "eagle3", (0, 4, 6))}, {}, {}),
+        # Three states of the drafter's side by side are as wide as a packed row of three candidates.
+        "eagle3, as wide": (
+            target,
+            {"method": "eagle3", "model": head(eagle3_head, "wide", (2, 4, 5))},
+            {},
+            {"trough_max_backtrack_layers": 3},
+        ),
         # The target drafts for itself, so that some drafts are accepted.
-        "draft_model": (target, {"method": "draft_model", "model": target, "num_speculative_tokens": 3}, {}),
-        "mtp": (mtp, {"method": "mtp", "num_speculative_tokens": 1}, deepseek.cpu_options),
+        "draft_model": (target, {"method": "draft_model", "model": target, "num_speculative_tokens": 3}, {}, {}),
+        "mtp": (
+            mtp,
+            {"method": "mtp", "num_speculative_tokens": 1},
+            CHECKPOINTS["DeepseekV3ForCausalLM-mha"].cpu_options,
+            {},
+        ),
     }
-    jobs, names = [], []
-    for method, (model, speculation, options) in drafting.items():
-        for setting, config in SETTINGS.items():
-            calls = CALLS[: 2 if setting == "on" else 1]
-            for speculative in (None, speculation):
-                extra = {"speculative_config": speculative} if speculative else {}
-                engine = tiny_engine(model, config, disable_log_stats=False, **options, **extra)
-                jobs.append({"engine": engine, "calls": calls, "counters": True, "drafts": bool(speculative)})
-                names.append((method, setting, speculative is not None))
-    return dict(zip(names, run_engines(jobs, env=deepseek.env), strict=True))
 
 
-METHODS = ["eagle", "draft_model", "mtp"]
+@pytest.fixture(scope="module")
+def results(run_engines, drafting):
+    """By method, setting and whether it drafts; methods of one target share the engines that do not."""
+    jobs, places = [], {}
+    for method, (model, speculation, options, keys) in drafting.items():
+        for setting in SETTINGS:
+            for drafts in (False, True):
+                extra = {"speculative_config": {"num_speculative_tokens": 2, **speculation}} if drafts else {}
+                calls = CALLS[: 2 if setting == "on" else 1]
+                engine = tiny_engine(model, config(setting, keys), disable_log_stats=False, **options, **extra)
+                job = {"engine": engine, "calls": calls, "counters": True, "drafts": drafts}
+                if job not in jobs:
+                    jobs.append(job)
+                places[method, setting, drafts] = jobs.index(job)
+    found = run_engines(jobs, env=CHECKPOINTS["DeepseekV3ForCausalLM-mha"].env)
+    return {key: found[place] for key, place in places.items()}
+
+
+METHODS = ["eagle", "eagle3", "eagle3, as wide", "draft_model", "mtp"]
 
 
 def accepted(result):

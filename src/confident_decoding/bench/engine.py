@@ -122,21 +122,24 @@ def say(answer: Any) -> None:
     os.write(int(os.environ[PIPE]), (json.dumps(answer) + "\n").encode())
 
 
-def step_ms(llm: Any, prompts: Sequence[Any], tokens: int) -> float:
+def step_ms(llm: Any, prompts: Sequence[Any], tokens: int, adapter: str | None = None) -> float:
     """Milliseconds per decode step of ``prompts`` at once: the difference of two lengths leaves prefill out.
 
     Args:
         llm: vLLM's ``LLM``.
         prompts: As ``LLM.generate`` takes them; B of them.
         tokens: The longer length.
+        adapter: Folder of a LoRA adapter that all use.
     """
     from vllm import SamplingParams
+    from vllm.lora.request import LoRARequest
 
+    lora = LoRARequest("adapter", 1, adapter) if adapter else None
     seconds = []
     for length in (tokens, tokens // 4):
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
+        llm.generate(prompts, params, use_tqdm=False, lora_request=lora)
         seconds.append(time.perf_counter() - start)
     return 1000 * (seconds[0] - seconds[1]) / (tokens - tokens // 4)
 

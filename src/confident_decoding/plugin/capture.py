@@ -1,19 +1,50 @@
 """Capture: switch on vLLM's own aux-hidden-state capture in the inner model.
 
 Index i of ``aux_hidden_state_layers`` is the residual stream entering layer i, so depth d of an
-N-layer model is index N-d (``model_executor/models/interfaces.py``, ``EagleModelMixin``).
+N-layer model is index N-d (``model_executor/models/interfaces.py``, ``EagleModelMixin``). Drafters of the
+EAGLE-3 kind ask the model for states of their own through the same list (`CapturedStates`).
 """
 
 import inspect
+from collections.abc import Iterable, Sequence
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 from confident_decoding.config import SelectionPlan
 from confident_decoding.plugin.anatomy import Anatomy, inner_model, refusal
 from confident_decoding.plugin.reduced_streams import capture_reduced_streams
 
 _CAPTURES = {"_maybe_add_hidden_state", "aux_hidden_state_layers"}
+
+
+class CapturedStates:
+    """Whose the captured states are: the candidates', and a drafter's, which may want some of the same.
+
+    A model returns each state once, in the order of its layers, however they were asked for.
+
+    Args:
+        own: Indices of the candidates' states, without the final one.
+    """
+
+    def __init__(self, own: Iterable[int]) -> None:
+        self.own = tuple(sorted(own))
+        self.drafters: tuple[int, ...] | None = None
+
+    @property
+    def indices(self) -> tuple[int, ...]:
+        """All that the model is to capture."""
+        return tuple(sorted({*self.own, *(self.drafters or ())}))
+
+    def split(self, states: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+        """The candidates' states and the drafter's, each ``[T, H]``, of what the model returned for `indices`."""
+        by_index = dict(zip(self.indices, states, strict=True))
+        return [by_index[i] for i in self.own], [by_index[i] for i in self.drafters or ()]
+
+
+def indices_of(plan: SelectionPlan) -> tuple[int, ...]:
+    """Indices of the states of ``plan.depths`` (all but depth 0)."""
+    return tuple(plan.num_layers - d for d in reversed(plan.depths) if d)
 
 
 def forward_captures(cls: type) -> bool:
@@ -55,9 +86,8 @@ def capturing_module(top: nn.Module) -> nn.Module:
     raise refusal(top, f"its inner model {type(inner).__name__} does not capture intermediate states in this vLLM")
 
 
-def switch_on_capture(module: nn.Module, parts: Anatomy, plan: SelectionPlan) -> None:
-    """Make ``module`` capture the states of ``plan.depths`` (all but depth 0)."""
-    indices = tuple(plan.num_layers - d for d in reversed(plan.depths) if d)
+def switch_on_capture(module: nn.Module, parts: Anatomy, indices: tuple[int, ...]) -> None:
+    """Make ``module`` capture the states ``indices``."""
     if capture_reduced_streams(parts, indices):
         return
     set_layers: Any = getattr(module, "_set_aux_hidden_state_layers", None)

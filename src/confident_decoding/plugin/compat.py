@@ -12,10 +12,10 @@ SUPPORTED = ((0, 26), (0, 33))
 
 RANGE = " to ".join(".".join(map(str, version)) for version in SUPPORTED)
 
-SPECULATION = ("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "mtp")
-"""Speculative methods that need no hidden state of the target model, or its final one alone (`drafting`)."""
-DRAFTS_FROM_FINAL_STATES = ("eagle", "mtp")
-"""Those of them that need the final one."""
+SPECULATION = ("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp")
+"""Speculative methods that work: they need no hidden state of the target model, or get their own (`drafting`)."""
+DRAFTS_FROM_FINAL_STATES = ("eagle", "eagle3", "mtp")
+"""Those of them whose drafters are given the final state, in one of the model runners at least."""
 
 
 def versions() -> str:
@@ -48,7 +48,8 @@ def unsupported_combinations(vllm_config: Any) -> Iterator[str]:
     method = getattr(speculative, "method", None)
     if speculative is not None and method not in SPECULATION:
         yield (
-            f"speculative decoding with method {method!r} (its drafter needs other hidden states of the target). "
+            f"speculative decoding with method {method!r} (its drafter has not been shown to get the states of the "
+            f"target that it reads). "
             f"Supported methods: {', '.join(SPECULATION)}"
         )
     if getattr(vllm_config.cache_config, "kv_sharing_fast_prefill", False):
@@ -56,8 +57,14 @@ def unsupported_combinations(vllm_config: Any) -> Iterator[str]:
     passes = getattr(vllm_config.compilation_config, "pass_config", None)
     if getattr(passes, "enable_sp", False):
         yield "the sequence-parallelism pass (compilation_config.pass_config.enable_sp): states are scattered"
-    if getattr(vllm_config.parallel_config, "prefill_context_parallel_size", 1) > 1:
+    parallel = vllm_config.parallel_config
+    if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         yield "prefill context parallelism (--prefill-context-parallel-size)"
+    if getattr(parallel, "use_ubatching", False):
+        yield (
+            "dual-batch overlap (--enable-dbo, --ubatch-size): the model's output is put together from pieces, which "
+            "has not been run with packed rows"
+        )
 
 
 def refuse_unsupported(vllm_config: Any) -> None:

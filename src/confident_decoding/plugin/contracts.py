@@ -55,6 +55,16 @@ CONTRACTS: tuple[Contract, ...] = (
     *RUNNERS,
     # What tells which rows belong to which request (runner.py, request_rows.py).
     Contract(_V1, "GPUModelRunner", attributes=("input_batch",)),
+    # Whether a drafter reads captured states (drafting.py), and how it asks for them (capture.py).
+    Contract(_V1, "GPUModelRunner", attributes=("use_aux_hidden_state_outputs",)),
+    Contract(_V1, "GPUModelRunner._setup_eagle3_aux_hidden_state_outputs", mentions=("set_aux_hidden_state_layers",)),
+    Contract(_V2, "GPUModelRunner.load_model", mentions=("set_eagle3_aux_hidden_state_layers",)),
+    Contract(
+        "vllm.v1.worker.gpu.spec_decode.eagle.eagle3_utils",
+        "set_eagle3_aux_hidden_state_layers",
+        ("model", "spec_config"),
+        mentions=("set_aux_hidden_state_layers",),
+    ),
     Contract("vllm.v1.worker.gpu.input_batch", "InputBatch", attributes=("req_ids", "cu_num_logits_np")),
     Contract(
         "vllm.v1.core.sched.output",
@@ -100,6 +110,7 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Contract("vllm.config.vllm", "VllmConfig.use_v2_model_runner", ()),
     Contract("vllm.config.vllm", "VllmConfig.compute_hash", (), mentions=("additional_config",)),
+    Contract("vllm.config.parallel", "ParallelConfig", attributes=("prefill_context_parallel_size", "use_ubatching")),
     Contract("vllm.config.model", "ModelConfig.get_hidden_size", ()),
     Contract("vllm.v1.kv_cache_interface", "AttentionSpec"),
     Contract("vllm.config.model", "ModelConfig.get_total_num_hidden_layers", ()),

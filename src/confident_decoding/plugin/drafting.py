@@ -23,6 +23,8 @@ def unpack_for_drafter(runner: Any, width: int, hidden: int) -> None:
     propose = getattr(drafter, "propose", None)
     if width == hidden or propose is None or getattr(propose, _MARK, False):
         return
+    if hasattr(runner, "drafter") and runner.use_aux_hidden_state_outputs:
+        return  # this one gets captured states alone, side by side; they can be as wide as a packed row
 
     def final(value: Any) -> Any:
         packed = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == width

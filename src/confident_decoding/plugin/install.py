@@ -10,7 +10,7 @@ from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
 from confident_decoding.plugin import runner
 from confident_decoding.plugin.anatomy import dissect, logits_processor, refusal
-from confident_decoding.plugin.capture import capturing_module, switch_on_capture
+from confident_decoding.plugin.capture import CapturedStates, capturing_module, indices_of, switch_on_capture
 from confident_decoding.plugin.compat import DRAFTS_FROM_FINAL_STATES, version_problem
 from confident_decoding.plugin.cost import kv_bytes_per_token, packed_bytes
 from confident_decoding.plugin.head import COUNTERS, SelectingHead
@@ -36,7 +36,8 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     capturing = capturing_module(model)
     parts = dissect(model, plan.num_layers)
     processor = parts.processor
-    switch_on_capture(capturing, parts, plan)
+    captured = CapturedStates(indices_of(plan))
+    switch_on_capture(capturing, parts, captured.own)
     head = SelectingHead(
         processor,
         parts.final_state,
@@ -54,7 +55,11 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
         reports=reports,
     )
     processor._apply_head = head
-    prove_capture(parts, plan, hidden=hidden, dtype=dtype)
+
+    def prove() -> None:
+        prove_capture(parts, captured.indices, hidden=hidden, dtype=dtype)
+
+    prove()
     prove_passing(parts, plan, vllm_config, hidden=hidden, dtype=dtype)
     prove_logits(parts, head, hidden=hidden, dtype=dtype)
     counters = stats.new_counters(plan.depths[-1], next(model.parameters()).device)
@@ -67,7 +72,7 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     _hook_runners(model, vllm_config)
     width = len(plan.depths) * hidden
     setattr(model, runner.ATTRIBUTE, runner.Installed(head.requests, width, hidden))
-    swap_class(model, len(plan.depths) - 1, head, processor_of)
+    swap_class(model, captured, prove, head, processor_of)
     if reports:
         _announce(vllm_config, config, plan, hidden)
 

@@ -5,40 +5,56 @@ them: indexing, CUDA-graph buffers, padding, chunked prefill.
 """
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from confident_decoding.plugin.capture import CapturedStates
 from confident_decoding.plugin.rows import classify
 
 
-def pack(output: Any, states: int) -> Tensor:
-    """Packed rows ``[T, n*H]`` from ``(final [T, H], [aux [T, H], ...])``, aux shallowest first.
+def pack(output: Any, captured: CapturedStates) -> Any:
+    """What the runner gets for what the stock forward returned.
 
     Args:
-        output: What the stock forward returned.
-        states: n-1, captured states that must be there.
+        output: ``final [T, H]``, or ``(final, [state [T, H], ...])`` where something is captured.
+        captured: Whose those states are.
+
+    Returns:
+        Packed rows ``[T, n*H]``; with a drafter that reads states, ``(packed rows, [its states])``.
 
     Raises:
-        RuntimeError: They are not all there.
+        RuntimeError: The states are not all there.
     """
-    aux = output[1] if isinstance(output, tuple) and len(output) == 2 else ()
-    if len(aux) != states:
+    if not captured.indices:
+        return output
+    final, states = output if isinstance(output, tuple) and len(output) == 2 else (output, ())
+    if len(states) != len(captured.indices):
         raise RuntimeError(
-            f"confident-decoding expected {states} captured states from the model and got {len(aux)}. The compiled "
-            "graph was built without them: clear vLLM's compile cache (VLLM_DISABLE_COMPILE_CACHE=1) and report this."
+            f"confident-decoding expected {len(captured.indices)} captured states from the model and got "
+            f"{len(states)}. The compiled graph was built without them: clear vLLM's compile cache "
+            "(VLLM_DISABLE_COMPILE_CACHE=1) and report this."
         )
-    return torch.cat([output[0], *reversed(aux)], dim=-1)
+    own, drafters = captured.split(states)
+    packed = torch.cat([final, *reversed(own)], dim=-1) if own else final
+    return packed if captured.drafters is None else (packed, drafters)
 
 
-def swap_class(model: nn.Module, states: int, select: Any, processor_of: Callable[[Any], Any]) -> None:
+def swap_class(
+    model: nn.Module,
+    captured: CapturedStates,
+    prove: Callable[[], None],
+    select: Any,
+    processor_of: Callable[[Any], Any],
+) -> None:
     """Give ``model`` a subclass of its class whose forward packs and whose logits calls are told apart.
 
     Args:
         model: The top-level model instance.
-        states: n-1, captured states.
+        captured: Whose captured states are whose.
+        prove: Called when a drafter has asked for states of its own; raises if the model does not return them.
         select: The `head.SelectingHead`. Its ``rows`` attribute is set to the kind of the rows for the
             duration of a call; its ``serving`` attribute says whether warm-up is over.
         processor_of: The model's ``LogitsProcessor`` at the time of a call.
@@ -48,7 +64,12 @@ def swap_class(model: nn.Module, states: int, select: Any, processor_of: Callabl
     # Not `forward`: a class that is compiled as a whole (Ernie 4.5) has bound its own when it was built.
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         output = base.__call__(self, *args, **kwargs)
-        return pack(output, states) if states else output
+        return pack(output, captured)
+
+    def set_aux_hidden_state_layers(self: Any, layers: Iterable[int]) -> None:
+        captured.drafters = tuple(sorted(set(layers)))
+        base.set_aux_hidden_state_layers(self, captured.indices)
+        prove()
 
     def logits_method(name: str) -> Any:
         stock = getattr(base, name)
@@ -67,6 +88,9 @@ def swap_class(model: nn.Module, states: int, select: Any, processor_of: Callabl
         return method
 
     methods = {name: logits_method(name) for name in ("compute_logits", "compute_logits_local") if hasattr(base, name)}
+    # Only where the class has it: that is what tells vLLM that a model can give states to a drafter.
+    if hasattr(base, "set_aux_hidden_state_layers"):
+        methods["set_aux_hidden_state_layers"] = set_aux_hidden_state_layers
     # Same name and module: vLLM and its logs identify models by them.
     model.__class__ = type(
         base.__name__,

@@ -43,8 +43,14 @@ def _states(count: int, hidden: int, like: nn.Module, dtype: torch.dtype) -> lis
 
 
 @torch.inference_mode()
-def prove_capture(parts: Anatomy, plan: SelectionPlan, *, hidden: int, dtype: torch.dtype) -> None:
+def prove_capture(parts: Anatomy, indices: tuple[int, ...], *, hidden: int, dtype: torch.dtype) -> None:
     """Run the inner forward over known layer outputs and check all it returns.
+
+    Args:
+        parts: Of the model.
+        indices: What it captures, ascending. Index 0, which only drafters ask for, is what enters the first layer.
+        hidden: H.
+        dtype: Of its states.
 
     Raises:
         ConfigError: A state is missing, late, early or not the residual stream; or the final state is
@@ -53,7 +59,7 @@ def prove_capture(parts: Anatomy, plan: SelectionPlan, *, hidden: int, dtype: to
     failure: Exception | None = None
     for returned, meant in LAYER_OUTPUTS:
         try:
-            if _captures_streams(parts, plan, returned, meant, hidden=hidden, dtype=dtype):
+            if _captures_streams(parts, indices, returned, meant, hidden=hidden, dtype=dtype):
                 return
         except _FAILURES as error:
             failure = failure or error
@@ -66,14 +72,14 @@ def prove_capture(parts: Anatomy, plan: SelectionPlan, *, hidden: int, dtype: to
 
 def _captures_streams(
     parts: Anatomy,
-    plan: SelectionPlan,
+    indices: tuple[int, ...],
     returned: Callable[[Tensor, Tensor], Any],
     meant: Callable[[Tensor, Tensor], Tensor],
     *,
     hidden: int,
     dtype: torch.dtype,
 ) -> bool:
-    made = _states(2 * plan.num_layers + 1, hidden, parts.top, dtype)
+    made = _states(2 * len(parts.layers) + 1, hidden, parts.top, dtype)
     embeds, streams = made.pop(), []
     # Weight offloading replaces `forward` on the layer instances (vllm/model_executor/offloader).
     own = [layer.__dict__.get("forward") for layer in parts.layers]
@@ -97,12 +103,13 @@ def _captures_streams(
             else:
                 layer.forward = forward
     final, captured = output if isinstance(output, tuple) else (output, [])
-    expected = [streams[plan.num_layers - d - 1] for d in reversed(plan.depths) if d]
+    # What enters the first layer may be the embeddings times something.
+    pairs = [(state, streams[i - 1]) for i, state in zip(indices, captured, strict=False) if i]
     normed = parts.normed(streams[-1].clone())
     rounding = 2 * torch.finfo(dtype).eps * normed.float().norm().item()
     return (
-        len(captured) == len(expected)
-        and all(map(torch.equal, captured, expected))
+        len(captured) == len(indices)
+        and all(torch.equal(state, stream) for state, stream in pairs)
         and final.shape == normed.shape
         and (final.float() - normed.float()).norm().item() <= rounding
     )

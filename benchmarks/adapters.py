@@ -1,0 +1,113 @@
+"""What ``--enable-lora`` costs beside the selection, with an adapter that leaves the output head alone.
+
+    python -m benchmarks.adapters                  the embedded SmolLM2-135M-Instruct on a CPU
+
+vLLM wraps the logits processor on every server with ``--enable-lora``, so each candidate is a head call of its own
+there, whatever the adapter touches.
+"""
+
+import argparse
+import json
+import statistics
+import tempfile
+from pathlib import Path
+
+from benchmarks.engine import Engine
+from benchmarks.gpu_check import on
+from benchmarks.timing import machine
+
+RANK = 8
+TARGETS = ("q_proj", "v_proj")
+ENGINES = {"off": ({}, False), "on": (on(), False), "off, LoRA": ({}, True), "on, LoRA": (on(), True)}
+"""Additional configuration, and whether the server takes adapters."""
+
+
+def attention_adapter(model, folder):
+    """A random adapter on queries and values of every layer of ``model``, in ``folder``; returns its path."""
+    import torch
+    from safetensors import safe_open
+    from safetensors.torch import save_file
+
+    generator, tensors = torch.Generator().manual_seed(0), {}
+    for shard in sorted(Path(model).glob("*.safetensors")):
+        with safe_open(shard, "pt") as file:
+            for name in file.keys():  # noqa: SIM118 (a file, no dictionary)
+                module = name.removesuffix(".weight")
+                if module.split(".")[-1] in TARGETS:
+                    rows, columns = file.get_slice(name).get_shape()
+                    for part, shape in {"lora_A": (RANK, columns), "lora_B": (rows, RANK)}.items():
+                        noise = torch.randn(shape, generator=generator) * 0.02
+                        tensors[f"base_model.model.{module}.{part}.weight"] = noise
+    folder.mkdir()
+    settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 2 * RANK, "bias": "none"}
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": list(TARGETS)}))
+    save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
+    return str(folder)
+
+
+def measure(engines, adapter, args):
+    """Rounds of ms by engine, with and without the adapter where there can be one, and by batch."""
+    rounds = []
+    for number in range(-1, args.rounds):  # the first one warms up
+        times = {}
+        for name, engine in engines.items():
+            for used in (None, adapter) if ENGINES[name][1] else (None,):
+                label = f"{name}, adapter" if used else name
+                times[label] = {
+                    batch: engine.ask(do="step", batch=batch, tokens=args.tokens, adapter=used)["ms"]
+                    for batch in args.batch
+                }
+        if number >= 0:
+            rounds.append(times)
+        print(f"round {number + 1}/{args.rounds}: {times}", flush=True)
+    return rounds
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", help="checkpoint folder; default: the embedded SmolLM2-135M-Instruct")
+    parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--tokens", type=int, default=64)
+    parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--compiled", action="store_true", help="with torch.compile and CUDA graphs")
+    parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
+    args = parser.parse_args()
+    from demo.checkpoint import smollm2
+
+    model = args.model or str(smollm2())
+    with tempfile.TemporaryDirectory() as folder:
+        adapter = attention_adapter(model, Path(folder) / "adapter")
+        options = {
+            "model": model,
+            "dtype": args.dtype,
+            "max_model_len": 512,
+            "enable_prefix_caching": False,
+            "skip_tokenizer_init": True,
+            "enforce_eager": not args.compiled,
+            "max_num_seqs": max(8, *args.batch),
+        }
+        engines = {}
+        for name, (config, takes_adapters) in ENGINES.items():
+            # A slot to spare: docs/limits.md.
+            lora = {"enable_lora": True, "max_loras": 2, "max_lora_rank": RANK} if takes_adapters else {}
+            given = {**options, **lora, "additional_config": config}
+            engines[name] = Engine(name, given, Path(folder) / f"{name}.log")
+        for engine in engines.values():
+            engine.wait()
+        rounds = measure(engines, adapter, args)
+        for engine in engines.values():
+            engine.close()
+    table = {
+        name: {batch: statistics.median(r[name][batch] for r in rounds) for batch in args.batch} for name in rounds[0]
+    }
+    for name, row in table.items():
+        print(f"{name:20}" + "".join(f"  B={batch}: {ms:8.2f} ms" for batch, ms in row.items()))
+    if args.out:
+        arguments = {"model": Path(model).name, "batch": args.batch, "tokens": args.tokens, "dtype": args.dtype}
+        result = {"machine": machine(), "arguments": arguments, "median": table, "rounds": rounds}
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
