@@ -7,6 +7,11 @@ python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; pipeline 
 python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
 python -m benchmarks.gpu_check requests   requests with settings of their own in one batch, V1 and V2 runners
 python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
+python -m benchmarks.gpu_check sleep      sleep level 1 and 2, and waking up; V1 and V2 runners
+python -m benchmarks.gpu_check update     weights of another checkpoint in place; V1 and V2 runners
+python -m benchmarks.gpu_check asynchronous   asynchronous scheduling on against off; V1 and V2 runners
+
+The last three are in gpu_lifecycle.py.
 """
 
 import json
@@ -18,6 +23,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks import gpu_lifecycle
 from benchmarks.shapes import LAYERS, small_checkpoint
 
 SWITCH = "enable_multi_layer_entropy_selection"
@@ -43,17 +49,23 @@ def child(spec):
         llm.llm_engine.model_executor.collective_rpc(forbid_sync)
     fixed = {"temperature": 0, "max_tokens": spec["tokens"], "ignore_eos": True, "detokenize": False}
     own = spec["sampling"] if isinstance(spec["sampling"], list) else [spec["sampling"]] * len(spec["prompts"])
-    outputs = llm.generate(
-        [{"prompt_token_ids": ids} for ids in spec["prompts"]],
-        [SamplingParams(**fixed, **options) for options in own],
-        use_tqdm=False,
-    )
-    return {
-        "tokens": [list(o.outputs[0].token_ids) for o in outputs],
-        "logprobs": [[[[t, v.logprob] for t, v in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs],
-        "lines": lines,
-        "runner": "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1",
-    }
+
+    def ask():
+        outputs = llm.generate(
+            [{"prompt_token_ids": ids} for ids in spec["prompts"]],
+            [SamplingParams(**fixed, **options) for options in own],
+            use_tqdm=False,
+        )
+        scores = [[[[t, v.logprob] for t, v in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs]
+        return {"tokens": [list(o.outputs[0].token_ids) for o in outputs], "logprobs": scores}
+
+    result, later = ask(), []
+    for action in spec["then"]:
+        gpu_lifecycle.act(llm, **action)
+        later.append(ask())
+    scheduling = llm.llm_engine.vllm_config.scheduler_config.async_scheduling
+    runner = "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1"
+    return {**result, "later": later, "lines": lines, "runner": runner, "asynchronous": bool(scheduling)}
 
 
 def forbid_sync(worker):
@@ -74,7 +86,7 @@ def forbid_sync(worker):
     processor._apply_head = checked
 
 
-def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompts=PROMPTS, **options):
+def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompts=PROMPTS, then=(), **options):
     engine = {
         "model": model,
         "skip_tokenizer_init": True,
@@ -96,6 +108,7 @@ def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompt
             "sync": sync,
             "sampling": sampling or {"logprobs": 3},
             "prompts": prompts,
+            "then": then,
         }
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.gpu_check", "child", json.dumps(spec)],
@@ -265,9 +278,10 @@ def main():
         Path(spec["out"]).write_text(json.dumps(child(spec)))
         return
     model = small_checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
+    checks = {**globals(), **{name: getattr(gpu_lifecycle, name) for name in ("sleep", "update", "asynchronous")}}
     for name in sys.argv[1:]:
         print(f"== {name}", flush=True)
-        globals()[name](model)
+        checks[name](model)
 
 
 if __name__ == "__main__":

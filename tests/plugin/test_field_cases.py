@@ -1,0 +1,118 @@
+"""Reports of others that no other test covers: the numbers are those of tests/README.md."""
+
+import tomllib
+import types
+
+import numpy as np
+import pytest
+import torch
+from conftest import ROOT, greedy, on, tiny_engine
+from oracle import TransformersOracle
+from toy_model import H, ToyModel, V, plan_of
+
+from confident_decoding.plugin.head import SelectingHead
+from plugin.processors import log_softmax
+from plugin.test_hooks import python
+
+
+def test_no_entry_point_for_logits_processors():
+    """25: the second model runner refuses to start with a processor of the first one's kind."""
+    groups = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]
+    assert "vllm.general_plugins" in groups
+    assert "vllm.logits_processors" not in groups
+
+
+@pytest.mark.parametrize("imported", ["before", "after"])
+def test_a_forked_process_is_armed_too(imported):
+    """18: whether vLLM's loader was imported before the fork or is after it."""
+    module = "vllm.model_executor.model_loader.base_loader"
+    out = python(f"""
+        import importlib, os, sys
+        from confident_decoding.plugin.entrypoint import register
+        register()
+        if {imported!r} == "before":
+            importlib.import_module({module!r})
+        child = os.fork()
+        if child:
+            sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+        register()  # vLLM calls it in every process
+        loader = importlib.import_module({module!r}).BaseModelLoader
+        print(loader.load_model._confident_decoding_wrapped, flush=True)
+        os._exit(0)
+    """)
+    assert out.strip() == "True"
+
+
+class Processor:
+    """A logits processor without vLLM around it."""
+
+    soft_cap, scale, org_vocab_size = None, 1.0, V
+
+    def __init__(self, model):
+        self.model = model
+
+    def _apply_head(self, lm_head, states, bias):
+        return self.model.project(states)
+
+
+@pytest.mark.parametrize("keys", [{}, {"p": 0.0}, {"select_method": "last-m3"}], ids=str)
+def test_the_warm_up_does_what_serving_does(keys):
+    """6: vLLM measures its memory with a call of the sampler's warm-up, so the whole selection must be inside it."""
+    model = ToyModel()
+    plan = plan_of(**keys)
+    options = {"hidden": H, "plan": plan, "seed": 0, "select_method": "trough", "log_interval": 0, "reports": True}
+    head = SelectingHead(Processor(model), model.norm, **options)
+    shard = types.SimpleNamespace(org_vocab_start_index=0, org_vocab_end_index=V)
+    lm_head = types.SimpleNamespace(num_embeddings_per_partition=V, shard_indices=shard, tp_size=1, quant_method=None)
+    logits, work = {}, {}
+    for rows in ("warmup", "sampled"):
+        head.rows = rows
+        model.projected.clear()
+        logits[rows] = head(lm_head, model.packed(8, plan.depths), None)
+        work[rows] = list(model.projected)
+    assert work["warmup"] == work["sampled"]
+    scans = plan.fixed_depth is None
+    assert (sum(work["warmup"]) > 8) is scans
+    assert torch.equal(logits["warmup"], logits["sampled"])
+
+
+PROMPTS = [torch.randint(3, 512, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (25, 33, 40)]
+
+
+@pytest.fixture(scope="module")
+def half(run_engines, tiny):
+    """All prompt logprobs, by dtype, with the switch off and on."""
+    call = {"prompts": PROMPTS, "sampling": greedy(1, prompt_logprobs=-1)}
+    kinds = [(dtype, config) for dtype in ("float16", "bfloat16") for config in ({}, on())]
+    path = tiny("LlamaForCausalLM")
+    results = run_engines(
+        [{"engine": tiny_engine(path, config, dtype=dtype), "calls": [call]} for dtype, config in kinds]
+    )
+    return {
+        (dtype, bool(config)): result["calls"][0]["prompt_logprobs"]
+        for (dtype, config), result in zip(kinds, results, strict=True)
+    }
+
+
+@pytest.mark.engine
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_half_precision_rows_are_the_selected_layers(dtype, half, tiny):
+    """The published fork rebuilds logits from probabilities: in float16 every row is -inf. Here a selected row is as
+    exact as a stock one is in this dtype."""
+    oracle = TransformersOracle(tiny("LlamaForCausalLM"), getattr(torch, dtype))
+    errors, depths = {}, set()
+    for switched_on in (False, True):
+        worst = []
+        for prompt, found in zip(PROMPTS, half[dtype, switched_on], strict=True):
+            rows = oracle.select(prompt, 0, window=5 if switched_on else 0)
+            for (logits, depth, gap, _), at in zip(rows[:-1], found[1:], strict=True):
+                values = np.array([value for _, value in sorted(map(tuple, at))])
+                assert np.isfinite(values).all()
+                if gap > 0.05:  # nats: rounding in this dtype cannot change the depth
+                    worst.append(np.abs(values - log_softmax(logits)).max())
+                    depths.add(depth)
+        assert len(worst) > 20
+        errors[switched_on] = max(worst)
+    print(f"{dtype}: largest error, off {errors[False]:.4f}, on {errors[True]:.4f} nats")
+    assert errors[True] < 1.5 * errors[False]
+    assert len(depths) > 3
