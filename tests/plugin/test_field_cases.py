@@ -22,25 +22,26 @@ def test_no_entry_point_for_logits_processors():
     assert "vllm.logits_processors" not in groups
 
 
-@pytest.mark.parametrize("imported", ["before", "after"])
-def test_a_forked_process_is_armed_too(imported):
-    """18: whether vLLM's loader was imported before the fork or is after it."""
+def test_a_forked_process_is_armed_too():
+    """18: whether vLLM's loader is imported after the fork or was before it."""
     module = "vllm.model_executor.model_loader.base_loader"
     out = python(f"""
-        import importlib, os, sys
+        import importlib, os
         from confident_decoding.plugin.entrypoint import register
         register()
-        if {imported!r} == "before":
-            importlib.import_module({module!r})
-        child = os.fork()
-        if child:
-            sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-        register()  # vLLM calls it in every process
-        loader = importlib.import_module({module!r}).BaseModelLoader
-        print(loader.load_model._confident_decoding_wrapped, flush=True)
-        os._exit(0)
+        for imported_before in (False, True):
+            if imported_before:
+                importlib.import_module({module!r})
+            child = os.fork()
+            if child:
+                assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+                continue
+            register()  # vLLM calls it in every process
+            loader = importlib.import_module({module!r}).BaseModelLoader
+            os._exit(0 if loader.load_model._confident_decoding_wrapped else 1)
+        print("both")
     """)
-    assert out.strip() == "True"
+    assert out.strip() == "both"
 
 
 class Processor:
@@ -76,7 +77,7 @@ def test_the_warm_up_does_what_serving_does(keys):
     assert torch.equal(logits["warmup"], logits["sampled"])
 
 
-PROMPTS = [torch.randint(3, 512, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (25, 33, 40)]
+PROMPTS = [torch.randint(3, 512, (n,), generator=torch.Generator().manual_seed(n)).tolist() for n in (100, 110, 120)]
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +112,7 @@ def test_half_precision_rows_are_the_selected_layers(dtype, half, tiny):
                 if gap > 0.05:  # nats: rounding in this dtype cannot change the depth
                     worst.append(np.abs(values - log_softmax(logits)).max())
                     depths.add(depth)
-        assert len(worst) > 20
+        assert len(worst) > 40
         errors[switched_on] = max(worst)
     print(f"{dtype}: largest error, off {errors[False]:.4f}, on {errors[True]:.4f} nats")
     assert errors[True] < 1.5 * errors[False]

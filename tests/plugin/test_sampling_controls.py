@@ -62,13 +62,14 @@ def oracle(tiny_text):
 
 @pytest.fixture(scope="module")
 def words(tiny_text):
-    """Tokens of the bad words: as given, and after a space where they have as many tokens then (vLLM's rule)."""
+    """Tokens of the bad words without a space before them, and with one if they are as many then (vLLM's rule)."""
     from transformers import AutoTokenizer
 
     tokenizer = AutoTokenizer.from_pretrained(tiny_text)
     found = []
     for word in CONTROLS["bad_words"]["bad_words"]:
-        given, spaced = (tokenizer(text, add_special_tokens=False).input_ids for text in (word, f" {word.lstrip()}"))
+        bare = word.lstrip()
+        given, spaced = (tokenizer(text, add_special_tokens=False).input_ids for text in (bare, f" {bare}"))
         found += [given] + [spaced] * (len(spaced) == len(given) and spaced != given)
     return found
 
