@@ -5,8 +5,11 @@ run, which read weights at fixed addresses: there the first token of each prompt
 batch every time, by the logprobs of its best three.
 """
 
+import shutil
 import tempfile
 from pathlib import Path
+
+from safetensors.torch import load_file, save_file
 
 from benchmarks.shapes import small_checkpoint
 
@@ -14,15 +17,19 @@ MODES = {"batch-invariant": {"VLLM_BATCH_INVARIANT": "1"}, "kernels and graphs":
 NOISE = 0.1  # nats; another checkpoint, or weights that are not there, differ by several
 
 
-def act(llm, *, sleep=None, path=None):
-    """One action: sleep at a level and wake up, or load the weights of ``path`` in place."""
+def act(llm, *, sleep=None, path=None, head=None):
+    """One action: sleep at a level and wake up, or load the weights of ``path``, or its ``head`` alone, in place."""
     if sleep is not None:
         llm.sleep(level=sleep)
         if sleep == 2:  # weights are discarded: they have to be loaded again before anything is asked
             llm.wake_up(tags=["weights"])
             llm.collective_rpc("reload_weights")
             llm.wake_up(tags=["kv_cache"])
-        llm.wake_up()
+        else:
+            llm.wake_up()
+    elif head is not None:
+        tensor = load_file(f"{head}/model.safetensors")["lm_head.weight"]
+        llm.apply_model(lambda model: model.load_weights(iter([("lm_head.weight", tensor)])))
     else:
         llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
     llm.reset_prefix_cache()
@@ -71,21 +78,34 @@ def sleep(model):
         report("  statistics go on", len(steps) >= 8 and steps == sorted(set(steps)), f"steps {steps}")
 
 
+def with_head_of(model, other, folder):
+    """A copy of a checkpoint with the output head of another."""
+    shutil.copytree(model, folder)
+    tensors = load_file(f"{model}/model.safetensors")
+    tensors["lm_head.weight"] = load_file(f"{other}/model.safetensors")["lm_head.weight"]
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return str(folder)
+
+
 def update(model):
-    """After `reload_weights` answers are those of an engine that was started with the new checkpoint."""
+    """After an update in place answers are those of an engine that was started with the new weights."""
     from benchmarks.gpu_check import on, report, run
 
-    with tempfile.TemporaryDirectory() as folder:
-        other = small_checkpoint(Path(folder), seed=1)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        other = small_checkpoint(folder / "other", seed=1)
+        headed = with_head_of(model, other, folder / "headed")
         for mode, env in _each():
             asked = {"env": env, "sampling": {"logprobs": 5}}
-            result = run(model, on(), then=[{"path": other}, {"path": model}], **asked)
-            changed, back = result.get("later") or [{}, {}]
-            fresh = run(other, on(), **asked)
-            for name, found, expected in (("other", changed, fresh), ("first", back, result)):
-                equal, text = _equal(mode, found, expected)
-                report(f"weights of the {name} checkpoint in place, {result['runner']} runner, {mode}", equal, text)
-            report("  it differs from the first", not _equal(mode, changed, result)[0])
+            result = run(model, on(), then=[{"head": other}, {"path": other}, {"path": model}], **asked)
+            later = result.get("later") or [{}, {}, {}]
+            expected = run(headed, on(), **asked), run(other, on(), **asked), result
+            for what, found, wanted in zip(
+                ("another head", "other weights", "the first"), later, expected, strict=True
+            ):
+                equal, text = _equal(mode, found, wanted)
+                report(f"{what} in place, {result['runner']} runner, {mode}", equal, text)
+            report("  they differ", not any(_equal(mode, found, result)[0] for found in later[:2]))
 
 
 def asynchronous(model):

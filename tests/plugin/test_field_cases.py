@@ -116,4 +116,4 @@ def test_half_precision_rows_are_the_selected_layers(dtype, half, tiny):
         errors[switched_on] = max(worst)
     print(f"{dtype}: largest error, off {errors[False]:.4f}, on {errors[True]:.4f} nats")
     assert errors[True] < 1.5 * errors[False]
-    assert len(depths) > 3
+    assert len(depths) > 2

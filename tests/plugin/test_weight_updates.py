@@ -1,8 +1,9 @@
 """Weights that change in place while the engine lives: the selection follows, because nothing of them is kept.
 
-Single tensors through the model's `load_weights`: of the output head, of the final norm, of layers' norms (a linear
-layer's cannot be loaded that way on the CPU, where vLLM packs them). Whole checkpoints, other layers among them,
-through vLLM's `reload_weights`. With a head of its own and with one tied to the embeddings.
+Single tensors, as trainers push them, through the model's `load_weights`: norms, because vLLM's CPU engine packs the
+weights of linear layers and of the head when it loads them (on a GPU: ``python -m benchmarks.gpu_check update``). Whole
+checkpoints, with another head or other layers, through vLLM's `reload_weights`. With a head of its own and with one
+tied to the embeddings.
 """
 
 import shutil
@@ -13,7 +14,7 @@ import torch
 from conftest import greedy, on, tiny_engine
 from oracle import TransformersOracle
 
-from plugin.checks import first_difference, follow
+from plugin.checks import first_difference
 
 pytestmark = pytest.mark.engine
 
@@ -25,13 +26,13 @@ ASK = {
 }
 TAGS = ("LlamaForCausalLM", "LlamaForCausalLM-tied")
 PARTS = {
-    "the head": ("lm_head",),
     "the final norm": ("model.norm",),
-    "norms of layers": ("layers.4.post_attention_layernorm", "layers.5.input_layernorm"),
+    "norms of layers": tuple(f"layers.{n}.{kind}_layernorm" for n in range(6) for kind in ("input", "post_attention")),
+    "the head": ("lm_head", "embed_tokens"),
     "the last layers": ("layers.4.", "layers.5."),
 }
-SINGLE = list(PARTS)[:3]
-WHOLE = ["the last layers", "first", "other"]
+SINGLE = ["the final norm", "norms of layers"]
+WHOLE = ["the head", "the last layers", "first", "other"]
 STATES = ["first", *SINGLE, *WHOLE]
 
 
@@ -80,20 +81,16 @@ def test_the_selection_is_that_of_the_weights_of_the_moment(tag, answers, checkp
     for state, call in zip(STATES, asked, strict=True):
         oracle = TransformersOracle(checkpoints[tag][state], torch.float32)
         tokens = [samples[0] for samples in call["tokens"]]
+        changed = []
         for number, (prompt, generated) in enumerate(zip(ASK["prompts"], tokens, strict=True)):
             window = 5 if number < len(PROMPTS) else 0
-            assert follow(oracle, prompt, generated, window=window) is None, (state, "a near tie: choose another seed")
-            if before is not None and changes(tag, state):
-                assert first_difference(before, prompt, generated, window=window) is not None, f"{state} did not matter"
+            left = first_difference(oracle, prompt, generated, window=window)
+            assert left is None, f"{state}, request {number}: not these weights, or a near tie: {left}"
+            changed.append(before is None or first_difference(before, prompt, generated, window=window) is not None)
+        assert any(changed[: len(PROMPTS)]), f"{state} did not matter"
         before = oracle
-
-
-def changes(tag, state):
-    """A tied head is the embeddings: the checkpoint has no tensor of that name."""
-    return not (state == "the head" and tag.endswith("tied"))
 
 
 @pytest.mark.parametrize("tag", TAGS)
 def test_the_tensors_arrived(tag, answers):
-    loaded = [call for call in answers[tag] if isinstance(call, list)]
-    assert [bool(names) for names in loaded] == [changes(tag, state) for state in SINGLE]
+    assert [len(call) for call in answers[tag] if isinstance(call, list)] == [1, 12]
