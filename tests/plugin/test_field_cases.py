@@ -1,5 +1,6 @@
 """Reports of others that no other test covers: the numbers are those of tests/README.md."""
 
+import shutil
 import tomllib
 import types
 
@@ -76,39 +77,37 @@ PROMPTS = [torch.randint(3, 512, (n,), generator=torch.Generator().manual_seed(n
 
 
 @pytest.fixture(scope="module")
-def half(run_engines, tiny):
-    """All prompt logprobs, by dtype, with the switch off and on."""
-    call = {"prompts": PROMPTS, "sampling": greedy(1, prompt_logprobs=-1)}
-    kinds = [(dtype, config) for dtype in ("float16", "bfloat16") for config in ({}, on())]
-    path = tiny("LlamaForCausalLM")
-    results = run_engines(
-        [{"engine": tiny_engine(path, config, dtype=dtype), "calls": [call]} for dtype, config in kinds]
-    )
-    return {
-        (dtype, bool(config)): result["calls"][0]["prompt_logprobs"]
-        for (dtype, config), result in zip(kinds, results, strict=True)
-    }
+def peaked(tiny, tmp_path_factory):
+    """A model as sure as large ones are: most probabilities are too small for a float16."""
+    from safetensors.torch import load_file, save_file
+
+    folder = shutil.copytree(tiny("LlamaForCausalLM"), tmp_path_factory.mktemp("peaked") / "model")
+    tensors = load_file(folder / "model.safetensors")
+    tensors["lm_head.weight"] *= 12
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return str(folder)
 
 
 @pytest.mark.engine
-@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
-def test_half_precision_rows_are_the_selected_layers(dtype, half, tiny):
-    """The published fork rebuilds logits from probabilities: in float16 every row is -inf. Here a selected row is as
-    exact as a stock one is in this dtype."""
-    oracle = TransformersOracle(tiny("LlamaForCausalLM"), getattr(torch, dtype))
-    errors, depths = {}, set()
-    for switched_on in (False, True):
+def test_half_precision_rows_are_the_selected_layers(run_engines, peaked):
+    """The published fork rebuilds logits from probabilities: in float16 every row becomes -inf. Here a selected row is
+    as exact as a stock one is in this dtype."""
+    call = {"prompts": PROMPTS, "sampling": greedy(1, prompt_logprobs=-1)}
+    jobs = [{"engine": tiny_engine(peaked, config, dtype="float16"), "calls": [call]} for config in ({}, on())]
+    oracle = TransformersOracle(peaked, torch.float16)
+    errors, depths = [], set()
+    for result, window in zip(run_engines(jobs), (0, 5), strict=True):
         worst = []
-        for prompt, found in zip(PROMPTS, half[dtype, switched_on], strict=True):
-            rows = oracle.select(prompt, 0, window=5 if switched_on else 0)
+        for prompt, found in zip(PROMPTS, result["calls"][0]["prompt_logprobs"], strict=True):
+            rows = oracle.select(prompt, 0, window=window)
             for (logits, depth, gap, _), at in zip(rows[:-1], found[1:], strict=True):
                 values = np.array([value for _, value in sorted(map(tuple, at))])
                 assert np.isfinite(values).all()
-                if gap > 0.05:  # nats: rounding in this dtype cannot change the depth
+                if gap > 0.2:  # nats: rounding in this dtype cannot change the depth
                     worst.append(np.abs(values - log_softmax(logits)).max())
                     depths.add(depth)
-        assert len(worst) > 40
-        errors[switched_on] = max(worst)
-    print(f"{dtype}: largest error, off {errors[False]:.4f}, on {errors[True]:.4f} nats")
-    assert errors[True] < 1.5 * errors[False]
+        assert len(worst) > 100
+        errors.append(max(worst))
+    print("largest error of a logprob, switch off and on:", errors)
+    assert errors[1] < 1.5 * errors[0]
     assert len(depths) > 2
