@@ -9,6 +9,11 @@ python -m benchmarks.gpu_check requests   requests with settings of their own in
 python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
 python -m benchmarks.gpu_check eagle3     an EAGLE-3 drafter beside the selection, V1 and V2 runners, CUDA graphs
 python -m benchmarks.gpu_check quantised  fp8, int8, 4-bit, GPTQ and AWQ checkpoints (tests/models/prove.py)
+python -m benchmarks.gpu_check sleep      sleep level 1 and 2, and waking up; V1 and V2 runners
+python -m benchmarks.gpu_check update     weights of another checkpoint in place; V1 and V2 runners
+python -m benchmarks.gpu_check asynchronous   asynchronous scheduling on against off; V1 and V2 runners
+
+The last three are in gpu_lifecycle.py.
 """
 
 import json
@@ -20,6 +25,7 @@ import sys
 import tempfile
 from pathlib import Path
 
+from benchmarks import gpu_lifecycle
 from benchmarks.shapes import LAYERS, small_checkpoint, small_eagle3_head
 
 SWITCH = "enable_multi_layer_entropy_selection"
@@ -46,17 +52,29 @@ def child(spec):
     proposed = record_drafts(llm) if spec["engine"].get("speculative_config") else []
     fixed = {"temperature": 0, "max_tokens": spec["tokens"], "ignore_eos": True, "detokenize": False}
     own = spec["sampling"] if isinstance(spec["sampling"], list) else [spec["sampling"]] * len(spec["prompts"])
-    outputs = llm.generate(
-        [{"prompt_token_ids": ids} for ids in spec["prompts"]],
-        [SamplingParams(**fixed, **options) for options in own],
-        use_tqdm=False,
-    )
+
+    def ask():
+        outputs = llm.generate(
+            [{"prompt_token_ids": ids} for ids in spec["prompts"]],
+            [SamplingParams(**fixed, **options) for options in own],
+            use_tqdm=False,
+        )
+        scores = [[[[t, v.logprob] for t, v in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs]
+        return {"tokens": [list(o.outputs[0].token_ids) for o in outputs], "logprobs": scores}
+
+    result, later = ask(), []
+    for action in spec["then"]:
+        gpu_lifecycle.act(llm, **action)
+        later.append(ask())
+    scheduling = llm.llm_engine.vllm_config.scheduler_config.async_scheduling
+    runner = "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1"
     return {
-        "tokens": [list(o.outputs[0].token_ids) for o in outputs],
-        "logprobs": [[[[t, v.logprob] for t, v in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs],
+        **result,
+        "later": later,
         "drafts": proposed,
         "lines": lines,
-        "runner": "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1",
+        "runner": runner,
+        "asynchronous": bool(scheduling),
     }
 
 
@@ -94,7 +112,7 @@ def forbid_sync(worker):
     processor._apply_head = checked
 
 
-def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompts=PROMPTS, **options):
+def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompts=PROMPTS, then=(), **options):
     engine = {
         "model": model,
         "skip_tokenizer_init": True,
@@ -116,6 +134,7 @@ def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompt
             "sync": sync,
             "sampling": sampling or {"logprobs": 3},
             "prompts": prompts,
+            "then": then,
         }
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.gpu_check", "child", json.dumps(spec)],
@@ -324,9 +343,10 @@ def main():
         Path(spec["out"]).write_text(json.dumps(child(spec)))
         return
     model = small_checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
+    checks = {**globals(), **{name: getattr(gpu_lifecycle, name) for name in ("sleep", "update", "asynchronous")}}
     for name in sys.argv[1:]:
         print(f"== {name}", flush=True)
-        globals()[name](model)
+        checks[name](model)
 
 
 if __name__ == "__main__":

@@ -53,7 +53,7 @@ def write_shape(name, folder):
     return str(folder)
 
 
-def small_checkpoint(folder):
+def small_checkpoint(folder, seed=0):
     """A random 12-layer Qwen3 in ``folder``; returns its path."""
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -79,7 +79,7 @@ def small_checkpoint(folder):
     import torch
     from safetensors.torch import save_file
 
-    generator = torch.Generator().manual_seed(0)
+    generator = torch.Generator().manual_seed(seed)
     tensors = {}
 
     def weight(name, *shape, scale=0.05):

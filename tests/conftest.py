@@ -89,6 +89,17 @@ def tiny(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
+def tiny_text(tiny, tmp_path_factory):
+    """Folder of a tiny Llama with a tokenizer and a chat template, for features that read or write text."""
+    import shutil
+
+    from models.tokenizers import add_tokenizer
+
+    folder = tmp_path_factory.mktemp("text") / "model"
+    return str(add_tokenizer(shutil.copytree(tiny("LlamaForCausalLM"), folder)))
+
+
+@pytest.fixture(scope="session")
 def run_engines(tmp_path_factory):
     """``run_engines(jobs)``: results of the driver (tests/plugin/driver.py); jobs share one process."""
 

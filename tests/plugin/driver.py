@@ -1,8 +1,9 @@
 """Runs real vLLM engines, one after another, in a process of its own; used by the tests.
 
 Reads a list of jobs (JSON) and writes one result per job. A job is ``{"engine": {LLM arguments},
-"calls": [{"prompts": [[token ids]], "sampling": {...}}]}``. A result holds the outputs of each call,
-the log lines of the plugin, and the error if the engine did not start.
+"calls": [{"prompts": [[token ids]], "sampling": {...}}]}``; a call ``{"do": name, "with": {arguments}}`` is a function
+of actions.py. A result holds the outputs of each call, the log lines of the plugin, and the error if the engine did
+not start.
 """
 
 import argparse
@@ -14,6 +15,9 @@ import logging
 import sys
 import time
 from pathlib import Path
+
+import actions
+from actions import sampling_params
 
 
 def hide_plugin():
@@ -49,13 +53,6 @@ class Lines:
             return record
 
         logging.setLogRecordFactory(factory)
-
-
-def plain(logprobs):
-    """vLLM's logprobs as ``[[[token, value], ...], ...]``; floats survive JSON exactly."""
-    if logprobs is None:
-        return None
-    return [None if at is None else [[t, v.logprob] for t, v in at.items()] for at in logprobs]
 
 
 def probe(llm):
@@ -112,10 +109,8 @@ def pooled(llm, prompts):
 
 def refusal(llm, prompt, sampling):
     """The ValueError of one request, or None if it is served."""
-    from vllm import SamplingParams
-
     try:
-        llm.generate([{"prompt_token_ids": prompt}], SamplingParams(**sampling), use_tqdm=False)
+        llm.generate([{"prompt_token_ids": prompt}], sampling_params(sampling), use_tqdm=False)
     except ValueError as error:
         return str(error)
     return None
@@ -128,7 +123,7 @@ def named(path):
 
 
 def run(job, lines):
-    from vllm import LLM, SamplingParams
+    from vllm import LLM
 
     if "before" in job:
         named(job["before"])()
@@ -152,22 +147,13 @@ def run(job, lines):
         if "embed" in job:
             result["embeddings"] = pooled(llm, job["embed"])
         for call in job["calls"]:
+            if "do" in call:
+                result["calls"].append(getattr(actions, call["do"])(llm, **call.get("with", {})))
+                continue
             start = time.perf_counter()
-            prompts = [{"prompt_token_ids": ids} for ids in call["prompts"]]
-            sampling = call["sampling"]
-            params = (
-                [SamplingParams(**s) for s in sampling] if isinstance(sampling, list) else SamplingParams(**sampling)
-            )
             adapters = lora_requests(call["lora"]) if "lora" in call else None
-            outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=adapters)
-            result["calls"].append(
-                {
-                    "seconds": time.perf_counter() - start,
-                    "tokens": [[list(c.token_ids) for c in o.outputs] for o in outputs],
-                    "logprobs": [[plain(c.logprobs) for c in o.outputs] for o in outputs],
-                    "prompt_logprobs": [plain(o.prompt_logprobs) for o in outputs],
-                }
-            )
+            answer = actions.generate(llm, call["prompts"], call["sampling"], lora_request=adapters)
+            result["calls"].append({"seconds": time.perf_counter() - start, **answer})
         if job.get("counters"):
             counters = [metric for metric in llm.get_metrics() if hasattr(metric, "value")]
             result["counters"] = {metric.name: metric.value for metric in counters}

@@ -1,0 +1,129 @@
+"""What happens to an engine between requests: sleep, new weights, scheduling ahead; run by benchmarks.gpu_check.
+
+With ``VLLM_BATCH_INVARIANT=1`` answers must be equal to the bit. Without, the kernels and the CUDA graphs of the scan
+run, which read weights at fixed addresses: there the first token of each prompt is compared, whose step is the same
+batch every time, by the logprobs of its best three.
+"""
+
+import shutil
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import load_file, save_file
+
+from benchmarks.shapes import small_checkpoint
+
+MODES = {"batch-invariant": {"VLLM_BATCH_INVARIANT": "1"}, "kernels and graphs": {}}
+NOISE = 0.1  # nats; another checkpoint, or weights that are not there, differ by several
+
+
+def act(llm, *, sleep=None, path=None, head=None):
+    """One action: sleep at a level and wake up, or load the weights of ``path``, or its ``head`` alone, in place."""
+    if sleep is not None:
+        llm.sleep(level=sleep)
+        if sleep == 2:  # weights are discarded: they have to be loaded again before anything is asked
+            llm.wake_up(tags=["weights"])
+            llm.collective_rpc("reload_weights")
+            llm.wake_up(tags=["kv_cache"])
+        else:
+            llm.wake_up()
+    elif head is not None:
+        tensor = load_file(f"{head}/model.safetensors")["lm_head.weight"]
+        llm.apply_model(lambda model: model.load_weights(iter([("lm_head.weight", tensor)])))
+    else:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+    llm.reset_prefix_cache()
+
+
+def _equal(mode, found, expected):
+    """``(whether, how far apart)`` of two answers to the same prompts."""
+    if not found.get("tokens") or not expected.get("tokens"):
+        return False, "no answer"
+    if mode == "batch-invariant":
+        pairs = list(zip(found["tokens"], expected["tokens"], strict=True))
+        same = found["tokens"] == expected["tokens"] and found["logprobs"] == expected["logprobs"]
+        return same, f"{sum(a == b for a, b in pairs)}/{len(pairs)} sequences"
+    apart = [
+        abs(score - dict(map(tuple, other[0])).get(token, -99.0))
+        for scores, other in zip(found["logprobs"], expected["logprobs"], strict=True)
+        for token, score in scores[0][:3]
+    ]
+    return max(apart) < NOISE, f"first tokens' logprobs differ by at most {max(apart):.3f} nats"
+
+
+def _each():
+    for mode, env in MODES.items():
+        for number in ("1", "0"):
+            yield mode, {**env, "VLLM_USE_V2_MODEL_RUNNER": number}
+
+
+def sleep(model):
+    """Answers after sleeping are those before, and statistics go on counting."""
+    from benchmarks.gpu_check import on, report, run
+
+    for mode, env in _each():
+        result = run(
+            model,
+            on(trough_log_interval=16),
+            env=env,
+            then=[{"sleep": 1}, {"sleep": 2}],
+            sampling={"logprobs": 5},
+            enable_sleep_mode=True,
+        )
+        later = result.get("later") or [{}, {}]
+        for level, after in enumerate(later, 1):
+            equal, text = _equal(mode, after, result)
+            report(f"sleep level {level} and wake, {result['runner']} runner, {mode}", equal, text)
+        steps = [int(line.split("step=")[1].split()[0]) for line in result["lines"] if "step=" in line]
+        report("  statistics go on", len(steps) >= 8 and steps == sorted(set(steps)), f"steps {steps}")
+
+
+def with_head_of(model, other, folder):
+    """A copy of a checkpoint with the output head of another."""
+    shutil.copytree(model, folder)
+    tensors = load_file(f"{model}/model.safetensors")
+    tensors["lm_head.weight"] = load_file(f"{other}/model.safetensors")["lm_head.weight"]
+    save_file(tensors, str(folder / "model.safetensors"), metadata={"format": "pt"})
+    return str(folder)
+
+
+def update(model):
+    """After an update in place answers are those of an engine that was started with the new weights."""
+    from benchmarks.gpu_check import on, report, run
+
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        other = small_checkpoint(folder / "other", seed=1)
+        headed = with_head_of(model, other, folder / "headed")
+        for mode, env in _each():
+            asked = {"env": env, "sampling": {"logprobs": 5}}
+            result = run(model, on(), then=[{"head": other}, {"path": other}, {"path": model}], **asked)
+            later = result.get("later") or [{}, {}, {}]
+            expected = run(headed, on(), **asked), run(other, on(), **asked), result
+            for what, found, wanted in zip(
+                ("another head", "other weights", "the first"), later, expected, strict=True
+            ):
+                equal, text = _equal(mode, found, wanted)
+                report(f"{what} in place, {result['runner']} runner, {mode}", equal, text)
+            report("  they differ", not any(_equal(mode, found, result)[0] for found in later[:2]))
+
+
+def asynchronous(model):
+    """Requests of several kinds, mixing among them, with asynchronous scheduling on and off."""
+    from benchmarks.gpu_check import PROMPTS, on, report, run, same
+
+    kinds = [{}, {"extra_args": {"confident_p": 0}}, {"seed": 5, "extra_args": {"confident_p": 0.5}}, {}]
+    sampling = [{"logprobs": 3, **kinds[number % len(kinds)]} for number in range(len(PROMPTS))]
+    for number in ("1", "0"):
+        env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number}
+        ahead, not_ahead = (
+            run(model, on(trough_log_interval=16), env=env, sampling=sampling, async_scheduling=value)
+            for value in (True, False)
+        )
+        text, equal = same(ahead, not_ahead)
+        ran = (ahead.get("asynchronous"), not_ahead.get("asynchronous"))
+        report(
+            f"asynchronous scheduling on and off, {ahead['runner']} runner",
+            equal and ahead["logprobs"] == not_ahead["logprobs"] and ran == (True, False),
+            f"{text}; asynchronous: {ran}",
+        )

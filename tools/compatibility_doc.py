@@ -1,0 +1,73 @@
+"""Writes docs/compatibility.md from tests/compatibility.toml.
+
+python -m tools.compatibility_doc            writes the page
+python -m tools.compatibility_doc --check    fails if it is not what the table says
+"""
+
+import argparse
+import sys
+import tomllib
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
+TABLE = ROOT / "tests/compatibility.toml"
+PAGE = ROOT / "docs/compatibility.md"
+VERDICTS = {
+    "works": "a test runs it in a real engine or server, on the CPU, and compares the answers",
+    "GPU only": "vLLM has it on GPUs alone; the check named runs there (`python -m benchmarks.gpu_check NAME`)",
+    "refused": "the start, or the request, fails with a message that names it",
+    "not applicable": "the plugin stands aside; a test shows that nothing else changes",
+    "not run": "accepted at the start, because nothing speaks against it; no test runs it",
+}
+INTRO = """\
+# Compatibility
+
+*This page is made from tests/compatibility.toml by `python -m tools.compatibility_doc`; do not edit it.*
+
+What runs with Confident Decoding on, feature by feature of vLLM, and the test that shows it. A test checks that every
+test named here exists, and that every refusal in `plugin/compat.py` has a row.
+
+"""
+
+
+def rows() -> dict[str, list[dict]]:
+    """The rows of each group, in their order."""
+    return tomllib.loads(TABLE.read_text())
+
+
+def shown_by(reference: str) -> str:
+    """A test as a link to its file, a check on GPUs as its command's name."""
+    path, name = reference.split("::")
+    if path.startswith("benchmarks/"):
+        return f"[`{Path(path).stem} {name}`](../{path})"
+    return f"[`{Path(path).name}::{name}`](../{path})"
+
+
+def table(group: list[dict]) -> str:
+    """One line a row."""
+    lines = ["| feature | verdict | since | shown by | note |", "|---|---|---|---|---|"]
+    for row in group:
+        shown = "<br>".join(shown_by(reference) for reference in row["shown"])
+        lines.append(f"| {row['feature']} | **{row['verdict']}** | {row['since']} | {shown} | {row.get('note', '')} |")
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """The whole page."""
+    verdicts = "\n".join(f"- **{verdict}**: {meaning}." for verdict, meaning in VERDICTS.items())
+    groups = [f"## {name}\n\n{table(group)}" for name, group in rows().items()]
+    return "\n".join([INTRO + verdicts + "\n", *groups])
+
+
+def main() -> None:
+    """Write or check."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--check", action="store_true")
+    if parser.parse_args().check:
+        stale = PAGE.read_text() != page()
+        sys.exit(f"{PAGE.name} is not what the table says: python -m tools.compatibility_doc" if stale else 0)
+    PAGE.write_text(page())
+
+
+if __name__ == "__main__":
+    main()
