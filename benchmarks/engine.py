@@ -22,10 +22,14 @@ ENV = {
 
 def serve(spec):
     """An engine of its own: answers questions that come as JSON lines."""
+    if spec["hide_plugin"]:
+        from tests.plugin.driver import hide_plugin
+
+        hide_plugin()
     from vllm import LLM, SamplingParams
 
     llm = LLM(**spec["engine"])
-    say({"ready": True})
+    say({"cpu_s": time.process_time()})
     for line in sys.stdin:
         question = json.loads(line)
         if question["do"] == "variant":
@@ -84,13 +88,13 @@ def say(answer):
 
 
 class Engine:
-    """One engine in a process of its own."""
+    """One engine in a process of its own; with ``hide_plugin``, as if it had never been installed there."""
 
-    def __init__(self, name, options, log):
+    def __init__(self, name, options, log, hide_plugin=False):
         self.name, self._log = name, open(log, "w")  # noqa: SIM115 (closed with the process)
         read, write = os.pipe()
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.engine", json.dumps({"engine": options})],
+            [sys.executable, "-m", "benchmarks.engine", json.dumps({"engine": options, "hide_plugin": hide_plugin})],
             stdin=subprocess.PIPE,
             stdout=self._log,
             stderr=self._log,
@@ -102,8 +106,8 @@ class Engine:
         self._answers = os.fdopen(read)
 
     def wait(self):
-        """Until it has started."""
-        self._read()
+        """Until it has started; returns what that took of the CPU."""
+        return self._read()
 
     def ask(self, **question):
         """One question, one answer."""
