@@ -20,10 +20,14 @@ ENV = {
 
 def serve(spec):
     """An engine of its own: answers questions that come as JSON lines."""
+    if spec["hide_plugin"]:
+        from tests.plugin.driver import hide_plugin
+
+        hide_plugin()
     from vllm import LLM, SamplingParams
 
     llm = LLM(**spec["engine"])
-    say({"ready": True})
+    say({"cpu_s": time.process_time()})
     for line in sys.stdin:
         question = json.loads(line)
         if question["do"] == "variant":
@@ -98,10 +102,11 @@ def profile(llm, sampling_params, batch, path, tokens=24):
 
 
 class Engine(engine.Engine):
-    """One engine in a process of its own."""
+    """One engine in a process of its own; with ``hide_plugin``, as if it had never been installed there."""
 
-    def __init__(self, name, options, log):
-        super().__init__(name, {"engine": options}, log, module="benchmarks.engine", env=ENV)
+    def __init__(self, name, options, log, hide_plugin=False):
+        spec = {"engine": options, "hide_plugin": hide_plugin}
+        super().__init__(name, spec, log, module="benchmarks.engine", env=ENV)
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import torch
 from toy_model import PLANS, H, ToyModel, V, plan_of
 
 from confident_decoding import scan
+from confident_decoding.depthwise import select_depthwise
 from confident_decoding.kernels import statistics_of_finished
 from confident_decoding.model_head import ModelHead
 from confident_decoding.scan import select
@@ -175,3 +176,20 @@ def test_nan_and_inf_states_stop_at_their_own_row(rows_per_read):
     keep = [0, 1, 3, 4]
     assert torch.equal(dirty.depths[keep], clean.depths[keep])
     torch.testing.assert_close(dirty.logits[keep], clean.logits[keep])
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf])
+@pytest.mark.parametrize("how", [select, select_depthwise])
+@pytest.mark.parametrize("p", [0.5, 1.0])
+def test_last_mk_keeps_the_final_layer_where_its_own_is_not_finite(how, p, value):
+    model, plan = ToyModel(), plan_of(select_method="last-m3", p=p)
+    packed = model.packed(5, plan.depths)
+    rules = RowRules.of(plan, torch.tensor([0.1, 0.9, 0.1, 0.9, 0.1], dtype=torch.float64))
+    clean = how(packed, plan, model.head, rules)
+    packed[2, H + 4] = value
+    packed[3, H + 4] = value
+    sick = how(packed, plan, model.head, rules)
+    assert sick.depths.tolist() == [3, 0 if p < 1 else 3, 0, 0, 3]
+    torch.testing.assert_close(sick.logits[2:4], model.project(packed[2:4, :H].contiguous()))
+    for row in (0, 1, 4):
+        assert torch.equal(sick.logits[row], clean.logits[row])

@@ -44,14 +44,20 @@ def select_depthwise(
         return head.project(head.norm(state.clone()) if place else state)
 
     if plan.fixed_depth is not None:
-        depths = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device)
+        # As in `scan.select`: a row whose layer is not finite keeps the final one.
+        finite = states[:, 1].isfinite().all(-1)
+        depths = finite.to(torch.int64) * plan.fixed_depth
+
+        def fixed() -> Tensor:
+            return head.project(torch.where(finite[:, None], head.norm(states[:, 1].contiguous()), states[:, 0]))
+
         if isinstance(rules.limits, Tensor):
             depths = torch.where(rules.limits < 0, 0, depths)
         elif plan.p == 1 and not with_final_entropies:
-            return Selection(logits_at(1), depths, None)
+            return Selection(fixed(), depths, None)
         final = logits_at(0)
         depths = depths if plan.p else torch.zeros_like(depths)
-        logits = torch.where((depths == 0)[:, None], final, logits_at(1)) if plan.p else final
+        logits = torch.where((depths == 0)[:, None], final, fixed()) if plan.p else final
         return Selection(logits, depths, head.entropies(final) if with_final_entropies else None)
     found = [head.measure(final := logits_at(0))]
     troughs, kept = _scan(plan.window, rules.limits_of(found[0][0]), final, found, logits_at, head.measure)

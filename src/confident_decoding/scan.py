@@ -166,15 +166,20 @@ def _kernel_rows(rows: int) -> int:
 def _fixed(
     packed: Tensor, plan: SelectionPlan, head: ModelHead, rules: RowRules, with_final_entropies: bool
 ) -> Selection:
-    """``last-mK``: projects that layer, and the final one only where it can be returned or is logged."""
-    rows, hidden = len(packed), packed.shape[1] // 2
+    """``last-mK``: projects that layer, and the final one only where it can be returned or is logged.
+
+    Rows whose layer is not finite keep the final one, whose state then takes the place of that layer's.
+    """
+    hidden = packed.shape[1] // 2
     final = None
     if isinstance(rules.limits, Tensor) or with_final_entropies:
         final = head.project(packed[:, :hidden].contiguous())
     entropies = head.entropies(final) if with_final_entropies and final is not None else None
     assert plan.fixed_depth is not None
-    depths = torch.full((rows,), plan.fixed_depth, dtype=torch.int64, device=packed.device)
-    logits = head.project(head.norm(packed[:, hidden:].contiguous()))
+    finite = packed[:, hidden:].isfinite().all(-1)
+    depths = finite.to(torch.int64) * plan.fixed_depth
+    normed = head.norm(packed[:, hidden:].contiguous())
+    logits = head.project(torch.where(finite[:, None], normed, packed[:, :hidden]))
     if isinstance(rules.limits, Tensor) and final is not None:
         kept = rules.limits < 0
         depths = torch.where(kept, 0, depths)

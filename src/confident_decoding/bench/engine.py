@@ -71,13 +71,13 @@ class Engine:
         os.close(write)
         self._answers = os.fdopen(read)
 
-    def wait(self) -> None:
-        """Until it has started.
+    def wait(self) -> Any:
+        """Until it has started; returns what it said then.
 
         Raises:
             EngineError: It failed.
         """
-        self._read()
+        return self._read()
 
     def ask(self, **question: Any) -> Any:
         """One question, one answer.

@@ -33,8 +33,9 @@ def wrap_input_processor(module: ModuleType) -> None:
 
     @functools.wraps(original)
     def __init__(self: Any, vllm_config: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
-        self._confident_decoding = validate(vllm_config)
-        if self._confident_decoding is not None:
+        validated = validate(vllm_config)
+        if validated is not None:
+            self._confident_decoding = validated
             runner.problem()  # now, not within the first request that asks
             if self._confident_decoding[0].trough_metrics and vllm_config.parallel_config.pipeline_parallel_size == 1:
                 metrics.offer(vllm_config)
@@ -44,8 +45,9 @@ def wrap_input_processor(module: ModuleType) -> None:
 
     @functools.wraps(process)
     def process_inputs(self: Any, request_id: Any, prompt: Any, params: Any, *args: Any, **kwargs: Any) -> Any:
-        if self._confident_decoding is not None:
-            _validate_or_refuse(params, self.vllm_config, *self._confident_decoding)
+        validated = getattr(self, "_confident_decoding", None)
+        if validated is not None:
+            _validate_or_refuse(params, self.vllm_config, *validated)
         return process(self, request_id, prompt, params, *args, **kwargs)
 
     setattr(__init__, _MARK, True)

@@ -29,6 +29,12 @@ class PostImportHooks(MetaPathFinder):
         if self not in sys.meta_path:
             sys.meta_path.insert(0, self)
 
+    def remove(self) -> None:
+        """Call nobody back any more."""
+        self._callbacks.clear()
+        if self in sys.meta_path:
+            sys.meta_path.remove(self)
+
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:

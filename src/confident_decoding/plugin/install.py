@@ -8,7 +8,7 @@ from torch import nn
 import confident_decoding
 from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
-from confident_decoding.plugin import runner
+from confident_decoding.plugin import borrowed, runner
 from confident_decoding.plugin.anatomy import dissect, logits_processor, refusal
 from confident_decoding.plugin.capture import CapturedStates, capturing_module, indices_of, switch_on_capture
 from confident_decoding.plugin.compat import DRAFTS_FROM_FINAL_STATES, version_problem
@@ -31,7 +31,8 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     from vllm.distributed.parallel_state import get_tensor_model_parallel_rank
 
     model_config = vllm_config.model_config
-    reports = get_tensor_model_parallel_rank() == 0
+    rank = get_tensor_model_parallel_rank()
+    reports = rank == 0
     hidden, dtype = model_config.get_hidden_size(), model_config.dtype
     capturing = capturing_module(model)
     parts = dissect(model, plan.num_layers)
@@ -69,12 +70,15 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
         head.mirror = publish(vllm_config, plan, counters, processor)
     # Only LoRA puts another processor in its place, after loading.
     processor_of = logits_processor if vllm_config.lora_config is not None else lambda _: processor
+    borrowed.in_use_by(model)
     _hook_runners(model, vllm_config)
     width = len(plan.depths) * hidden
     setattr(model, runner.ATTRIBUTE, runner.Installed(head.requests, width, hidden))
     swap_class(model, captured, prove, head, processor_of)
     if reports:
         _announce(vllm_config, config, plan, hidden)
+    else:
+        logger.info("confident-decoding %s armed on tensor-parallel rank %d.", confident_decoding.__version__, rank)
 
 
 def _hook_runners(model: nn.Module, vllm_config: Any) -> None:

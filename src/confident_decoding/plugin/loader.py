@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from confident_decoding.plugin import contracts, front_end
+from confident_decoding.plugin import borrowed, contracts, front_end
 from confident_decoding.plugin.fingerprint import mark_compile_cache
 from confident_decoding.plugin.install import install
 from confident_decoding.plugin.missing_capture import add_missing_captures
@@ -86,14 +86,15 @@ def _load(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if vllm_config.parallel_config.pipeline_parallel_size > 1:
         _warn_pipeline(vllm_config.parallel_config.pipeline_parallel_size)
         return original(*args, **kwargs)
-    add_missing_captures()
-    mark_compile_cache(vllm_config, plan)
-    token = _loading.set(True)
-    try:
-        model = original(*args, **kwargs)
-    finally:
-        _loading.reset(token)
-    install(model, vllm_config, config, plan)
+    with borrowed.in_use():
+        add_missing_captures()
+        mark_compile_cache(vllm_config, plan)
+        token = _loading.set(True)
+        try:
+            model = original(*args, **kwargs)
+        finally:
+            _loading.reset(token)
+        install(model, vllm_config, config, plan)
     return model
 
 

@@ -18,6 +18,7 @@ from typing import Any
 from torch import Tensor
 
 from confident_decoding.config import ConfigError
+from confident_decoding.plugin import borrowed
 from confident_decoding.plugin.import_hooks import PostImportHooks
 
 WITHOUT_CAPTURE = {
@@ -42,14 +43,22 @@ _hooks: PostImportHooks | None = None
 def add_missing_captures() -> None:
     """Give the four classes a capture as their modules are imported; call it before a model is built.
 
-    Idempotent. A class whose forward is not one that we know is left as it is, so that the check for
-    capture then refuses the model by name (`capture.switch_on_capture`).
+    Idempotent, and undone when the last model of ours is gone (`borrowed`). A class whose forward is not one that we
+    know is left as it is, so that the check for capture then refuses the model by name (`capture.switch_on_capture`).
     """
     global _hooks  # noqa: PLW0603 (once per process)
     if _hooks is None:
         _hooks = PostImportHooks()
+        borrowed.on_return(_forget)
         for module in WITHOUT_CAPTURE:
             _hooks.on_import(module, _add_capture)
+
+
+def _forget() -> None:
+    global _hooks  # noqa: PLW0603
+    if _hooks is not None:
+        _hooks.remove()
+    _hooks = None
 
 
 def _add_capture(module: ModuleType) -> None:
@@ -58,8 +67,8 @@ def _add_capture(module: ModuleType) -> None:
         return  # a vLLM that has its own capture by now
     if source_hash(cls.forward) not in KNOWN_FORWARDS[cls.__name__]:
         return
-    cls.aux_hidden_state_layers = ()
-    cls.forward = capturing_forward(cls.forward)
+    borrowed.put(cls, "aux_hidden_state_layers", ())
+    borrowed.put(cls, "forward", capturing_forward(cls.forward))
 
 
 def capturing_forward(stock: Any) -> Any:

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from confident_decoding.plugin import contracts
+from confident_decoding.plugin import borrowed, contracts
 from confident_decoding.plugin.drafting import unpack_for_drafter
 from confident_decoding.plugin.request_rows import RequestRows
 
@@ -84,7 +84,7 @@ def _wrap(cls: Any, name: str, before: Callable[..., None]) -> None:
         return original(self, *args, **kwargs)
 
     setattr(method, _MARK, True)
-    setattr(cls, name, method)
+    borrowed.put(cls, name, method)
 
 
 def _installed(runner: Any) -> Installed | None:
