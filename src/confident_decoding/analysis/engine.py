@@ -104,7 +104,12 @@ class Engine:
         self.tokenizer = self._llm.get_tokenizer()
 
     def _attach(self, model: Any) -> tuple[SelectionPlan, int]:
-        """Record the model's head: its plan, and the elements of its layers' matrices."""
+        """Record the model's head: its plan, and the elements of its layers' matrices.
+
+        Counted by their sizes: a CPU's weights are packed into something else after loading.
+        """
+        from vllm.model_executor.layers.linear import LinearBase
+
         from confident_decoding.plugin.anatomy import dissect, logits_processor
         from confident_decoding.plugin.head import SelectingHead
 
@@ -116,7 +121,8 @@ class Engine:
             )
         head.recorder = self._recorder
         layers = dissect(model, head.plan.num_layers).layers
-        return head.plan, sum(weight.numel() for weight in layers.parameters() if weight.ndim == 2)
+        linear = (module for module in layers.modules() if isinstance(module, LinearBase))
+        return head.plan, sum(module.input_size * module.output_size for module in linear)
 
     def keep_tops(self, tokens: int) -> None:
         """Keep the best tokens of each candidate for so many rows from here on."""
@@ -133,11 +139,15 @@ class Engine:
             ValueError: vLLM refuses the prompt (too long, for example).
         """
         from vllm import SamplingParams
+        from vllm.exceptions import VLLMValidationError
 
         params = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False, extra_args=self._limits)
         self._recorder.wanted = "sampled"
         ask = self._llm.generate if isinstance(prompt, str) else self._llm.chat
-        (output,) = ask([prompt], params, use_tqdm=False)
+        try:
+            (output,) = ask([prompt], params, use_tqdm=False)
+        except VLLMValidationError as error:  # not a ValueError in every release
+            raise ValueError(str(error)) from error
         tokens = np.asarray(output.outputs[0].token_ids, np.int32)
         seen = self._take(len(tokens))
         if (
