@@ -1,8 +1,11 @@
 """Reading our series from a server's ``/metrics``, as Prometheus would parse them."""
 
+import http.client
 import time
+import urllib.parse
 import urllib.request
 
+import psutil
 from prometheus_client.parser import text_string_to_metric_families
 
 PREFIX = "confident_decoding_"
@@ -24,6 +27,22 @@ def read(text):
 def scrape(url):
     with urllib.request.urlopen(f"{url}/metrics", timeout=60) as reply:
         return read(reply.read().decode())
+
+
+def scrape_and_pid(url):
+    """A scrape on a connection of its own, and the process that has answered it."""
+    server = urllib.parse.urlsplit(url)
+    connection = http.client.HTTPConnection(server.hostname, server.port, timeout=60)
+    connection.request("GET", "/metrics")
+    reply = connection.getresponse()
+    ours = connection.sock.getsockname()[1] if connection.sock else None
+    pids = [
+        c.pid for c in psutil.net_connections("tcp") if c.raddr and (c.laddr.port, c.raddr.port) == (server.port, ours)
+    ]
+    found = read(reply.read().decode())
+    connection.close()
+    (pid,) = pids
+    return found, pid
 
 
 def settled(url, tokens, engine="0"):

@@ -7,7 +7,7 @@ import urllib.request
 import pytest
 import torch
 from conftest import on
-from scraping import by_depth, scrape, settled
+from scraping import by_depth, scrape_and_pid, settled
 from test_server import SERVER_ENV
 
 from demo.server import running
@@ -37,13 +37,13 @@ def several(tiny, tmp_path_factory):
     with running(path, log, config, *OPTIONS, *PROCESSES, env=SERVER_ENV) as url:
         tokens = [complete(url, prompt) for prompt in PROMPTS]
         settled(url, len(PROMPTS) * TOKENS)
-        scrapes = [scrape(url) for _ in range(SCRAPES)]  # each on a connection of its own
-    return {"path": path, "tokens": tokens, "scrapes": scrapes, "log": log.read_text()}
+        scrapes, pids = zip(*(scrape_and_pid(url) for _ in range(SCRAPES)), strict=True)
+    return {"path": path, "tokens": tokens, "scrapes": list(scrapes), "pids": set(pids), "log": log.read_text()}
 
 
 def test_every_api_process_serves_the_same_numbers(several):
-    served = set(re.findall(r"ApiServer_(\d) .*GET /metrics", several["log"]))
-    assert served == {"0", "1"}
+    assert several["pids"] == {int(pid) for pid in re.findall(r"\(ApiServer_\d pid=(\d+)\)", several["log"])}
+    assert len(several["pids"]) == 2
     assert several["scrapes"] == [several["scrapes"][0]] * SCRAPES
 
 
