@@ -71,7 +71,8 @@ class Clock:
         self.now, self.asked = 0.0, []
         monkeypatch.setattr("confident_decoding.bench.engine.time.perf_counter", lambda: self.now)
 
-    def generate(self, prompts, params, use_tqdm):
+    def generate(self, prompts, params, use_tqdm, lora_request):
+        assert lora_request is None
         assert params.ignore_eos
         assert params.temperature == 0
         self.asked.append((len(prompts), params.max_tokens))

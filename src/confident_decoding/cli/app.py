@@ -2,11 +2,11 @@
 
 import typer
 
+from confident_decoding.cli.analyze import analyze
 from confident_decoding.cli.bench import bench
 from confident_decoding.cli.compare import compare
 from confident_decoding.cli.doctor import doctor
 from confident_decoding.cli.eval import evaluate
-from confident_decoding.cli.analyze import analyze
 
 app = typer.Typer(
     name="confident-decoding",
