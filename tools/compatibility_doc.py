@@ -36,11 +36,9 @@ def rows() -> dict[str, list[dict]]:
 
 
 def shown_by(reference: str) -> str:
-    """A test as a link to its file, a check on GPUs as its command's name."""
+    """A test by its file and name, a check on GPUs by its command's; no link, the site holds neither."""
     path, name = reference.split("::")
-    if path.startswith("benchmarks/"):
-        return f"[`{Path(path).stem} {name}`](../{path})"
-    return f"[`{Path(path).name}::{name}`](../{path})"
+    return f"`{Path(path).stem} {name}`" if path.startswith("benchmarks/") else f"`{path}::{name}`"
 
 
 def table(group: list[dict]) -> str:

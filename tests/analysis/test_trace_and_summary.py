@@ -2,11 +2,13 @@
 
 import json
 import math
+import re
 
 import numpy as np
 import oracle
 import pyarrow.parquet as pq
 import pytest
+from conftest import ROOT
 
 from analysis import made
 from confident_decoding.analysis import trace as module
@@ -15,6 +17,7 @@ from confident_decoding.analysis.trace import Trace, TraceWriter
 from confident_decoding.analysis.words import KINDS, kind
 
 LENGTHS = (7, 40, 1, 25, 130)
+TEST = "tests/analysis/test_trace_and_summary.py"
 
 
 def spell(token):
@@ -54,6 +57,17 @@ def test_the_file_holds_what_was_recorded(recorded):
     kept = [s.seen.top_tokens[i].ravel().tolist() if i < 5 else None for s in sequences for i in range(len(s.tokens))]
     assert tops == kept
     assert json.loads(table.schema.metadata[b"confident_decoding"])["window"] == 4
+
+
+def test_the_documentations_program_reads_it(recorded, capsys):
+    path, _ = recorded
+    page = (ROOT / "docs/analysis.md").read_text()
+    program = re.search(
+        r"<!-- run by tests/analysis/test_trace_and_summary.py -->\n```python\n(.*?)```", page, re.DOTALL
+    )
+    exec(program[1].replace("analysis/trace.parquet", str(path)), {})
+    rows = pq.read_table(path).to_pylist()
+    assert capsys.readouterr().out.strip() == str([row["text"] for row in rows if row["changed"]])
 
 
 def test_reads_back_in_blocks_of_any_size(recorded):
