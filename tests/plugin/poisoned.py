@@ -11,7 +11,7 @@ import json
 import sys
 from pathlib import Path
 
-from driver import plain
+from actions import plain
 
 
 @contextlib.contextmanager

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from driver import hide_plugin
 
-ON = {"enable_multi_layer_entropy_selection": True}
+ON = {"enable_multi_layer_entropy_selection": True, "trough_metrics": True}
 ENGINE = {
     "dtype": "float32",
     "skip_tokenizer_init": True,
