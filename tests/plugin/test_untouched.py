@@ -145,6 +145,7 @@ def test_an_engine_with_it_on_does_differ(looks):
     runner = "llm.llm_engine.model_executor.driver_worker.worker.model_runner"
     assert differing_instances(switched_on, stock) == {
         "llm.input_processor._confident_decoding",
+        "llm.input_processor.renderer.config.confident_decoding_metrics",
         f"{runner}.model",
         f"{runner}.model._modules[logits_processor]._apply_head",
         f"{runner}.model._modules[model].aux_hidden_state_layers",
