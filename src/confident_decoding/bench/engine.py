@@ -4,6 +4,7 @@ import contextlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -94,7 +95,9 @@ class Engine:
     def _read(self) -> Any:
         line = self._answers.readline()
         if not line:
-            error = EngineError(self.name, f"ended with status {self._process.wait()}")
+            status = self._process.wait()
+            killed = " (killed: is there enough memory for two engines?)" if status == -signal.SIGKILL else ""
+            error = EngineError(self.name, f"ended with status {status}{killed}")
             error.add_note(self.log.read_text(errors="replace")[-5000:])
             raise error
         answer = json.loads(line)
@@ -145,8 +148,13 @@ def step_ms(llm: Any, prompts: Sequence[Any], tokens: int, adapter: str | None =
 
 
 def environment() -> dict[str, str]:
-    """How engines run where the user has not said it: as people serve, but on a CPU without a process for each."""
-    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "1" if shutil.which("nvidia-smi") else "0"}
+    """How engines run where the user has not said it: as people serve, but on a CPU without a process for each.
+
+    There vLLM would also take most of the memory for its cache, and two engines run side by side.
+    """
+    if shutil.which("nvidia-smi"):
+        return {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
 
 
 def serve(spec: Mapping[str, Any]) -> None:
