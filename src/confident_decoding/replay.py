@@ -21,6 +21,9 @@ from confident_decoding.selection import RowRules
 Scan = Callable[[Tensor, Tensor, Tensor, ModelHead], Selection]
 """``(packed [b, n*H], limits [b], logits [b, V/tp], head) -> Selection`` with its logits in the third argument."""
 
+ROWS_OF_ONE_READ = 64
+"""Rows up to which a matrix product takes the time of reading its weight (H200, bf16: 0.298 ms for 8, 0.308 for 64)."""
+
 
 @dataclass(frozen=True)
 class Recording:
@@ -120,11 +123,15 @@ class ReplayedScans:
 
 
 def graph_sizes(most: int) -> list[int]:
-    """Numbers of rows, ascending, at most a quarter above any smaller number; ``most`` is the last."""
+    """Numbers of rows, ascending; ``most`` is the last.
+
+    Up to ROWS_OF_ONE_READ twice the one before: until then a head is as fast for twice the rows. From there on
+    at most a quarter more.
+    """
     sizes, size = [], 1
     while size < most:
         sizes.append(size)
-        size += max(1, 1 << max(0, size.bit_length() - 3))
+        size += size if size < ROWS_OF_ONE_READ else 1 << (size.bit_length() - 3)
     return [*sizes, most]
 
 
