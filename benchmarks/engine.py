@@ -4,6 +4,7 @@ import json
 import sys
 import time
 
+from benchmarks import parts, variants
 from confident_decoding.bench import engine
 from confident_decoding.bench.engine import say, step_ms
 
@@ -16,6 +17,8 @@ ENV = {
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
 }
+AT_START = "BENCHMARK_AT_START"
+"""Environment variable for `benchmarks.at_start`, with a JSON object."""
 
 
 def serve(spec):
@@ -30,14 +33,13 @@ def serve(spec):
     say({"cpu_s": time.process_time()})
     for line in sys.stdin:
         question = json.loads(line)
-        if question["do"] == "variant":
-            from benchmarks import variants
-
-            llm.collective_rpc(variants.apply_variant, args=(question["variant"],))
+        if question["do"] == "replace":
+            llm.collective_rpc(variants.replace_call, args=(question["variant"],))
+            say({})
+        elif question["do"] == "force":
+            llm.collective_rpc("force_depths", args=(question["histogram"],))
             say({})
         elif question["do"] == "delay":
-            from benchmarks import variants
-
             llm.collective_rpc(variants.delay_head, args=(question["ms"],))
             say({})
         elif question["do"] == "profile":
@@ -45,9 +47,7 @@ def serve(spec):
         elif question["do"] == "split":
             say({"ms": split(llm, SamplingParams, question["batch"], question["tokens"])})
         elif question["do"] == "memory":
-            from benchmarks import variants
-
-            say({"bytes": llm.collective_rpc(variants.peak_memory, args=(question["reset"],))})
+            say({"bytes": llm.collective_rpc(parts.peak_memory, args=(question["reset"],))})
         elif question["do"] == "step":
             prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(question["batch"])]
             say({"ms": step_ms(llm, prompts, question["tokens"], question.get("adapter"))})
@@ -76,37 +76,45 @@ def drafts(llm, sampling_params, prompts, tokens):
 
 
 def split(llm, sampling_params, batch, tokens):
-    """See `variants.step_parts`; of the first rank."""
-    from benchmarks import variants
-
+    """See `parts.step_parts`; of the first rank."""
     prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
     params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    llm.collective_rpc(variants.split_steps)
+    llm.collective_rpc(parts.split_steps)
     llm.generate(prompts, params, use_tqdm=False)
-    return llm.collective_rpc(variants.step_parts)[0]
+    return llm.collective_rpc(parts.step_parts)[0]
 
 
 def profile(llm, sampling_params, batch, path, tokens=24):
-    """What `variants.stop_profile` found on the first rank, per step; prefill included (one step of ``tokens``)."""
-    from benchmarks import variants
-
+    """What `parts.stop_profile` found on the first rank, per step; prefill included (one step of ``tokens``)."""
     prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(batch)]
     params = sampling_params(temperature=0, max_tokens=tokens, ignore_eos=True, detokenize=False)
-    llm.collective_rpc(variants.start_profile)
+    llm.collective_rpc(parts.start_profile)
     llm.generate(prompts, params, use_tqdm=False)
     kernels, gaps = (
         {name: [value / tokens for value in values] for name, values in table.items()}
-        for table in llm.collective_rpc(variants.stop_profile, args=(path,))[0]
+        for table in llm.collective_rpc(parts.stop_profile, args=(path,))[0]
     )
     return {"kernels": kernels, "gaps": gaps}
 
 
 class Engine(engine.Engine):
-    """One engine in a process of its own; with ``hide_plugin``, as if it had never been installed there."""
+    """One engine in a process of its own.
 
-    def __init__(self, name, options, log, hide_plugin=False):
+    Args:
+        name: For messages.
+        options: Of ``vllm.LLM``.
+        log: File for its output.
+        hide_plugin: As if it had never been installed there.
+        at_start: What `benchmarks.at_start` changes in its workers.
+    """
+
+    def __init__(self, name, options, log, hide_plugin=False, at_start=None):
+        env = ENV
+        if at_start:
+            options = {**options, "worker_extension_cls": "benchmarks.at_start.Worker"}
+            env = {**ENV, AT_START: json.dumps(at_start)}
         spec = {"engine": options, "hide_plugin": hide_plugin}
-        super().__init__(name, spec, log, module="benchmarks.engine", env=ENV)
+        super().__init__(name, spec, log, module="benchmarks.engine", env=env)
 
 
 if __name__ == "__main__":

@@ -5,13 +5,14 @@ median over rounds of the ratio to the stock engine of the same round.
 
     python -m benchmarks.overhead                                  # the embedded model, on a CPU
     python -m benchmarks.overhead --shape qwen3-8b --forced paper smollm2 --batch 1 8 64 256
-    python -m benchmarks.overhead --model MODEL --settings stock planned --tensor-parallel-size 2
+    python -m benchmarks.overhead --model MODEL --settings planned dense --tensor-parallel-size 2
 """
 
 import argparse
 import json
 import re
 import tempfile
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.engine import Engine
@@ -20,39 +21,92 @@ from benchmarks.timing import machine
 from confident_decoding.bench.results import medians
 
 SWITCH = "enable_multi_layer_entropy_selection"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """What an engine does that is not stock.
+
+    Attributes:
+        config: Further keys of ``additional_config``.
+        at_start: What `benchmarks.at_start` changes in its workers.
+        replace: What `benchmarks.variants` puts in the place of its head call.
+        forced: Whether its time depends on the depths, so that each histogram is measured.
+        under: Share of rows that are under the threshold when depths are forced.
+    """
+
+    config: dict = field(default_factory=dict)
+    at_start: dict = field(default_factory=dict)
+    replace: str | None = None
+    forced: bool = False
+    under: float = 0.0
+
+
 SETTINGS = {
-    "stock": None,
-    "p=0": {"p": 0.0},
-    "planned": {},
-    "metrics": {"metrics": True},
-    "dense": {"dense": True},
-    "threshold 0.01": {"min_entropy": 0.01, "under": 0.64},
-    "planned, no graphs": {"eager": True},
-    "final layer only": {"final": True},
-    "plain recipe": {"plain": True},
+    "planned": Setting(forced=True),
+    "threshold 0.01": Setting({"trough_min_entropy": 0.01}, forced=True, under=0.64),
+    "metrics": Setting({"trough_metrics": True}, forced=True),
+    "planned, no graphs": Setting(at_start={"no_graphs": True}, forced=True),
+    "dense": Setting(at_start={"dense": True}),
+    "p=0": Setting({"p": 0.0}),
+    "final layer only": Setting(replace="final"),
+    "plain recipe": Setting(replace="plain"),
 }
-"""Each but stock is a variant of one engine with the switch on (`benchmarks.variants`)."""
-AGAIN = "stock again"
-"""A second stock engine: how far apart are two engines that do the same?"""
-FORCED = ("planned", "metrics", "planned, no graphs", "threshold 0.01")
-"""Settings whose time depends on the depths, for which each histogram is measured."""
-CPU_ONLY_SETTINGS = ("stock", "planned")
+"""An engine each."""
+STOCK, AGAIN = "stock", "stock again"
+"""The second: how far apart are two engines that do the same?"""
 
 
-def show_profiles(args, engines, variants):
+@dataclass(frozen=True)
+class Case:
+    """One line of the result: an engine, and the histogram that its depths follow (None: they are what they are)."""
+
+    name: str
+    engine: Engine
+    histogram: str | None = None
+
+    def ask(self, **question):
+        """Ask the engine, its depths forced."""
+        if self.histogram is not None:
+            self.engine.ask(do="force", histogram=self.histogram)
+        return self.engine.ask(**question)
+
+
+def start(args, options, folder):
+    """The cases, stock first, their engines started side by side."""
+    cases = [Case(name, Engine(name, options, folder / f"{name}.log")) for name in [STOCK, *[AGAIN] * args.again]]
+    for name in args.settings:
+        setting = SETTINGS[name]
+        histograms = args.forced if setting.forced else []
+        at_start = {**setting.at_start, **({"under": setting.under} if histograms else {})}
+        for layers in args.layers:
+            config = {SWITCH: True, "trough_max_backtrack_layers": layers, **setting.config}
+            label = name if len(args.layers) == 1 else f"{name}, K={layers}"
+            log = folder / f"{label}.log"
+            engine = Engine(label, {**options, "additional_config": config}, log, at_start=at_start)
+            cases += [Case(f"{label}, {shape}" if shape else label, engine, shape) for shape in histograms or [None]]
+    for engine in engines_of(cases):
+        engine.wait()
+    for case in cases:
+        if (setting := SETTINGS.get(case.engine.name.split(", K=")[0])) and setting.replace:
+            case.engine.ask(do="replace", variant=setting.replace)
+    return cases
+
+
+def engines_of(cases):
+    """Each once."""
+    return list({id(case.engine): case.engine for case in cases}.values())
+
+
+def show_profiles(args, cases):
     """Where a step's time on the GPU goes: kernels that take longer or shorter than in stock, and idle time."""
     for batch in args.batch:
-        path = str(args.profile / "B{}-{}.json.gz")
-        stock = engines["stock"].ask(do="profile", batch=batch, path=path.format(batch, "stock"))
-        show_profile(f"B={batch}, stock", stock, {"kernels": {}, "gaps": {}}, 6)
-        for key, engine in engines.items():
-            for name, variant in variants:
-                if variant is None or key in ("stock", AGAIN):
-                    continue
-                engine.ask(do="variant", variant=variant)
-                label = re.sub(r"[^\w.]+", "-", f"{name}-{key}")
-                mine = engine.ask(do="profile", batch=batch, path=path.format(batch, label))
-                show_profile(f"B={batch}, {name}, {key}", mine, stock, 12)
+        stock = None
+        for case in cases:
+            label = re.sub(r"[^\w.]+", "-", case.name)
+            mine = case.ask(do="profile", batch=batch, path=str(args.profile / f"B{batch}-{label}.json.gz"))
+            show_profile(f"B={batch}, {case.name}", mine, stock or {"kernels": {}, "gaps": {}}, 12 if stock else 6)
+            stock = stock or mine
 
 
 def show_profile(name, mine, stock, most):
@@ -68,59 +122,39 @@ def show_profile(name, mine, stock, most):
             print(f"    {more[what]:+8.4f} ms  {row[0]:6.2f} times{late}  {what[:86]}", flush=True)
 
 
-def show_parts(args, engines, variants):
+def show_parts(args, cases):
     """Ms of the parts of a step on the GPU, by events: nothing is slowed down."""
     for batch in args.batch:
         for _ in range(2):
-            for key, engine in engines.items():
-                for name, variant in variants:
-                    if (variant is None) != (key in ("stock", AGAIN)):
-                        continue
-                    if variant is not None:
-                        engine.ask(do="variant", variant=variant)
-                    parts = engine.ask(do="split", batch=batch, tokens=args.tokens)["ms"]
-                    shown = ", ".join(f"{part} {ms:.3f}" for part, ms in parts.items())
-                    print(f"B={batch} {name}, {key}, ms: {shown}", flush=True)
+            for case in cases:
+                parts = case.ask(do="split", batch=batch, tokens=args.tokens)["ms"]
+                shown = ", ".join(f"{part} {ms:.3f}" for part, ms in parts.items())
+                print(f"B={batch} {case.name}, ms: {shown}", flush=True)
 
 
-def cases(args, on_gpu):
-    """``(name, variant)`` of what is measured beside stock."""
-    for name, variant in SETTINGS.items():
-        if variant is None or (args.settings and name not in args.settings):
-            continue
-        if not args.settings and not on_gpu and name not in CPU_ONLY_SETTINGS:
-            continue
-        for histogram in args.forced if name in FORCED and args.forced else [None]:
-            forced = {"histogram": histogram} if histogram else {}
-            yield f"{name}, {histogram}" if histogram else name, {**variant, **forced}
+def show_delays(args, stock):
+    """How far the host is ahead: steps of stock whose head call keeps the host busy."""
+    for ms in (0.0, *args.delay):
+        stock.ask(do="delay", ms=ms)
+        times = {
+            batch: [stock.ask(do="step", batch=batch, tokens=args.tokens)["ms"] for _ in range(3)]
+            for batch in args.batch
+        }
+        print(f"stock, host busy for {ms} ms in the head call: {times}", flush=True)
+    stock.ask(do="delay", ms=0.0)
 
 
-def measure(args, engines, variants):
-    """Rounds of ms per setting and batch, the settings interleaved."""
+def measure(args, cases):
+    """Rounds of ms per case and batch, the cases interleaved."""
     rounds = []
-    if args.delay:
-        for ms in (0.0, *args.delay):
-            engines["stock"].ask(do="delay", ms=ms)
-            times = {
-                batch: [engines["stock"].ask(do="step", batch=batch, tokens=args.tokens)["ms"] for _ in range(3)]
-                for batch in args.batch
-            }
-            print(f"stock, host busy for {ms} ms in the head call: {times}", flush=True)
-        engines["stock"].ask(do="delay", ms=0.0)
     for number in range(-1, args.rounds):  # the first one warms up
         times = {}
-        for name, variant in variants:
-            for key, engine in engines.items():
-                if (variant is None) != (key in ("stock", AGAIN)):
-                    continue
-                label = key if variant is None else name if len(args.layers) == 1 else f"{name}, {key}"
-                if variant is not None and args.variants:
-                    engine.ask(do="variant", variant=variant)
-                times[label] = {}
-                for batch in args.batch:
-                    times[label][batch] = engine.ask(do="step", batch=batch, tokens=args.tokens)["ms"]
-                if args.prefill:
-                    times[label]["prefill"] = engine.ask(do="prompt", tokens=args.prefill)["ms"]
+        for case in cases:
+            row = times[case.name] = {}
+            for batch in args.batch:
+                row[batch] = case.ask(do="step", batch=batch, tokens=args.tokens)["ms"]
+            if args.prefill:
+                row["prefill"] = case.ask(do="prompt", tokens=args.prefill)["ms"]
         if number >= 0:
             rounds.append(times)
         shown = {name: " ".join(f"{ms:.2f}" for ms in row.values()) for name, row in times.items()}
@@ -128,18 +162,18 @@ def measure(args, engines, variants):
     return rounds
 
 
-def memory(args, engines):
+def memory(args, cases):
     """Peak bytes over what is allocated between requests: a prefill, and prompt logprobs."""
     result = {}
-    for key, engine in engines.items():
-        result[key] = {}
+    for engine in engines_of(cases):
+        result[engine.name] = {}
         for name, question in {
             f"prefill {args.prefill}": {"tokens": args.prefill},
             "prompt_logprobs 4096": {"tokens": 4096, "prompt_logprobs": 1},
         }.items():
             engine.ask(do="memory", reset=True)
             engine.ask(do="prompt", **question)
-            result[key][name] = engine.ask(do="memory", reset=True)["bytes"]
+            result[engine.name][name] = engine.ask(do="memory", reset=True)["bytes"]
     return result
 
 
@@ -148,8 +182,8 @@ def parse():
     parser.add_argument("--model", help="checkpoint; default: the embedded SmolLM2-135M-Instruct")
     parser.add_argument("--shape", choices=SHAPES, help="random weights of this shape instead")
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 8])
-    parser.add_argument("--layers", type=int, nargs="+", default=[10], help="candidate layers, an engine each")
-    parser.add_argument("--settings", nargs="+", choices=[n for n in SETTINGS if n != "stock"])
+    parser.add_argument("--layers", type=int, nargs="+", default=[10], help="candidate layers; again an engine each")
+    parser.add_argument("--settings", nargs="+", default=["planned"], choices=SETTINGS, help="an engine each")
     parser.add_argument("--forced", nargs="+", default=[], choices=["paper", "smollm2"], help="histograms of depths")
     parser.add_argument("--rounds", type=int, default=5, help="0: only what --profile and --split show")
     parser.add_argument("--tokens", type=int, default=128)
@@ -169,8 +203,6 @@ def parse():
 
 def main():
     args = parse()
-    import torch
-
     with tempfile.TemporaryDirectory() as folder:
         if args.shape:
             model = write_shape(args.shape, Path(folder) / args.shape)
@@ -193,35 +225,26 @@ def main():
             **({"max_num_batched_tokens": args.prefill} if args.prefill else {}),
             **{name: json.loads(value) for name, value in (option.split("=", 1) for option in args.option)},
         }
-        engines = {"stock": Engine("stock", options, Path(folder) / "stock.log")}
-        if args.again:
-            engines[AGAIN] = Engine(AGAIN, options, Path(folder) / "again.log")
-        for layers in args.layers:
-            # Where variants switch metrics on and off; a CPU's one setting is without.
-            config = {SWITCH: True, "trough_max_backtrack_layers": layers, "trough_metrics": torch.cuda.is_available()}
-            name = f"K={layers}"
-            engines[name] = Engine(name, {**options, "additional_config": config}, Path(folder) / f"{layers}.log")
-        for engine in engines.values():
-            engine.wait()
-        variants = [("stock", None), *cases(args, torch.cuda.is_available())]
-        args.variants = torch.cuda.is_available()  # on a CPU there is one setting: as it is
+        cases = start(args, options, Path(folder))
         if args.profile:
-            show_profiles(args, engines, variants)
+            show_profiles(args, cases)
         if args.split:
-            show_parts(args, engines, variants)
-        if not args.rounds:
-            return
-        used = memory(args, engines) if args.memory else None
-        rounds = measure(args, engines, variants)
-        for engine in engines.values():
+            show_parts(args, cases)
+        if args.delay:
+            show_delays(args, cases[0])
+        used = memory(args, cases) if args.memory else None
+        rounds = measure(args, cases) if args.rounds else []
+        for engine in engines_of(cases):
             engine.close()
+    if not rounds:
+        return
     table = medians(rounds)
     columns = list(table["stock"])
     print(f"\n{'':28}" + "".join(f"{f'B={c}' if isinstance(c, int) else c:>20}" for c in columns))
     for name, row in table.items():
         print(f"{name:28}" + "".join(f"{row[c]['ms']:9.2f} ms {row[c]['ratio']:6.3f}x" for c in columns))
     if args.out:
-        arguments = {key: value for key, value in vars(args).items() if key not in ("out", "model", "variants")}
+        arguments = {key: value for key, value in vars(args).items() if key not in ("out", "model")}
         arguments["model"] = args.shape or (Path(args.model).name if args.model else "SmolLM2-135M-Instruct")
         result = {"machine": machine(), "arguments": arguments, "median": table, "memory": used, "rounds": rounds}
         args.out.write_text(json.dumps(result, indent=1) + "\n")

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import torch
 
+from benchmarks.forced import HISTOGRAMS, Forced
 from benchmarks.timing import graph_ms, machine
-from benchmarks.variants import HISTOGRAMS, Forced
 from confident_decoding import device_scan, planner
 from confident_decoding.config import ConfidentDecodingConfig
 from confident_decoding.kernels import statistics_of_finished
@@ -92,7 +92,9 @@ def main():
                 lambda x: x, lambda x: x @ weight.T, statistics_of_finished, args.vocab, per_read, False, weight, norm
             )
             for histogram in HISTOGRAMS if per_read else ["any"]:
-                forced = Forced(histogram, 0.0, device) if per_read else None
+                forced = Forced(device) if per_read else None
+                if forced is not None:
+                    forced.choose(histogram)
                 watched = Watched(triton_operations, forced)
                 device_scan.operations = lambda device, watched=watched: watched
 

@@ -40,15 +40,17 @@ def test_few_rows_are_scanned_at_once():
 
 
 def test_the_first_reading_is_shared_until_depth_zero_fills_it():
-    assert schedule(64, 10, 9, 160, False).first == 1
+    assert schedule(80, 10, 9, 160, False).first == 1
+    assert schedule(64, 10, 9, 170, False).first == 2, "2.7 fit; the third costs less than leaving it to a round"
+    assert schedule(70, 10, 9, 170, False).first == 1
     assert schedule(40, 10, 9, 160, False).first == 3
     assert schedule(159, 10, 9, 160, False).first == 1
     assert schedule(256, 10, 9, 160, False).first == 0
 
 
 def test_a_threshold_spares_candidates_that_are_not_free():
-    assert schedule(64, 10, 9, 160, True).first == 1, "two depths fit into one reading"
-    assert schedule(100, 10, 9, 160, True).first == 0
+    assert schedule(80, 10, 9, 160, True).first == 1, "two depths fit into one reading"
+    assert schedule(120, 10, 9, 160, True).first == 0
 
 
 def test_rounds_are_few():

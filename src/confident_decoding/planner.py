@@ -6,7 +6,7 @@ not need is a loss. What follows from that one number:
 
 - Where all candidates of all rows fit into two readings, they are projected at once (*dense*): a second
   round would cost as much.
-- Otherwise depth d+1 is projected for the rows whose scan has reached d, in *rounds* that look ahead as
+- Otherwise depth d+1 is projected for the rows whose scan has reached d, in *rounds* that look ahead about as
   far as one reading pays for, or to the end where two readings pay for that.
 
 docs/performance.md has the measurements.
@@ -105,7 +105,8 @@ def schedule(rows: int, depths: int, window: int, per_read: int | None, threshol
     # Depth 1 is needed for every row, so it shares the first reading, unless depth 0 alone fills that or a
     # threshold will spare many rows.
     least = 0 if threshold or rows >= per_read else 1
-    first = min(window, max(least, per_read // rows - 1))
+    # To the nearest number: what a reading pays for is not exact, and rows left for the next round cost more.
+    first = min(window, max(least, (2 * per_read + rows) // (2 * rows) - 1))
     depth, rounds, capacity = first + 1, 0, 0
     while depth <= window:  # with all rows still descending; fewer rows look further ahead
         remaining = window - depth + 1
