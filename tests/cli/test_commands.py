@@ -142,7 +142,7 @@ def test_bench(smollm2):
     ("options", "env", "status", "says"),
     [
         ("", {"VLLM_PLUGINS": "other"}, 1, "vLLM does not load the plugin. VLLM_PLUGINS=other leaves it out."),
-        ("--pipeline-parallel-size 2", {}, 2, "with pipeline parallelism Confident Decoding is not active"),
+        ("--pipeline-parallel-size 4", {}, 2, "the last stage has 7 of the 30 layers"),
     ],
 )
 def test_bench_measures_no_engine_that_would_be_standard(smollm2, options, env, status, says):

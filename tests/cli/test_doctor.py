@@ -34,6 +34,7 @@ FOUND = {
             "max_num_batched_tokens": 8192,
             "tensor_parallel_size": 1,
             "pipeline_parallel_size": 1,
+            "not_active": None,
             "lora": False,
             "batch_invariant": False,
             "rows_per_read": 170,
@@ -127,7 +128,7 @@ def test_an_architecture_that_cannot_run_is_not_called_proven(doctor):
             {"plan": {**vars(PLAN), "depths": [0], "candidates": 1, "window": 0}},
             "nothing will be selected",
         ),
-        (None, {"serving": {**FOUND["model"]["serving"], "pipeline_parallel_size": 2}}, "standard way"),
+        (None, {"serving": {**FOUND["model"]["serving"], "not_active": "two stages"}}, "standard decoding: two"),
     ],
 )
 def test_warnings_are_no_problems(doctor, config, changes, says):

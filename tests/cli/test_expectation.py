@@ -6,7 +6,7 @@ from confident_decoding import planner
 from confident_decoding.cli.expectation import expected_cost, measured
 from confident_decoding.config import ConfidentDecodingConfig
 
-GPU = {"pipeline_parallel_size": 1, "lora": False, "batch_invariant": False, "rows_per_read": 170}
+GPU = {"not_active": None, "lora": False, "batch_invariant": False, "rows_per_read": 170}
 
 
 def plan(**keys):
@@ -23,7 +23,7 @@ def test_the_boundary_is_the_planners():
 @pytest.mark.parametrize(
     ("keys", "serving", "dtype", "begins"),
     [
-        ({}, {"pipeline_parallel_size": 2}, "bfloat16", "nothing: with pipeline parallelism"),
+        ({}, {"not_active": "why"}, "bfloat16", "nothing: with these pipeline stages"),
         ({"trough_max_backtrack_layers": 0}, {}, "bfloat16", "nothing to speak of"),
         ({"select_method": "last-m8"}, {}, "bfloat16", "no scan: one head call"),
         ({"select_method": "last-m8", "p": 0.5}, {}, "bfloat16", "no scan: two head calls"),

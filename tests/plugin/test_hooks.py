@@ -396,9 +396,11 @@ def test_drafters_that_would_get_packed_rows_are_refused(monkeypatch, caplog):
     assert "it was renamed" in caplog.text
 
 
-@pytest.mark.parametrize(("metrics_on", "stages", "offered"), [(True, 1, 1), (False, 1, 0), (True, 2, 0)])
+@pytest.mark.parametrize(
+    ("metrics_on", "stages", "offered"), [(True, 1, 1), (False, 1, 0), (True, 2, 1), (True, 16, 0)]
+)
 def test_only_with_metrics_on_does_the_front_end_offer_a_folder(metrics_on, stages, offered, monkeypatch):
-    """Nor where pipeline stages keep Confident Decoding off."""
+    """Nor where pipeline stages keep Confident Decoding off: of 16 stages of 30 layers, the last has one or two."""
     from confident_decoding.config import ConfidentDecodingConfig
     from confident_decoding.plugin import front_end, metrics
 

@@ -28,6 +28,7 @@ class ToyModel(torch.nn.Module):
     def __init__(self):
         super().__init__()
         self.layers = torch.nn.ModuleList(Layer(n) for n in range(5))
+        self.start_layer, self.end_layer = 0, 5
 
     def embed_input_ids(self, input_ids):
         return input_ids.float()[:, None].repeat(1, 4)
@@ -60,6 +61,21 @@ def test_no_op_when_nothing_is_captured(patched):
     ids = torch.tensor([3, 4])
     assert torch.equal(patched()(ids, None), ToyModel()(ids, None))
     assert forward_captures(patched)
+
+
+def test_on_the_last_pipeline_stage_it_starts_from_what_the_stage_before_sends(patched):
+    whole, stage, ids = patched(), patched(), torch.tensor([3, 4])
+    whole.aux_hidden_state_layers = stage.aux_hidden_state_layers = (3, 4)
+    stream, residual = whole.embed_input_ids(ids), None
+    for layer in whole.layers[:2]:
+        stream, residual = layer(None, stream, residual)
+    stage.start_layer = 2
+    stage.layers[0] = stage.layers[1] = torch.nn.Identity()
+    final, states = stage(None, None, {"hidden_states": stream, "residual": residual})
+    expected, others = whole(ids, None)
+    assert torch.equal(final, expected)
+    assert all(map(torch.equal, states, others))
+    assert len(states) == len(others) == 2
 
 
 def test_captures_the_stream_entering_each_layer(patched):

@@ -1,4 +1,4 @@
-"""Several worker processes on one machine: tensor and expert parallel agree with one rank, pipeline stands aside."""
+"""Several worker processes on one machine: tensor and expert parallel ranks and pipeline stages agree with one."""
 
 import os
 import re
@@ -134,34 +134,73 @@ def test_ray_workers_choose_what_one_rank_chooses(run_engines, tiny):
     assert len(lines(two, r"armed: ")) == 1
 
 
+STAGES = {
+    "pipeline_parallel_size": 2,
+    # Compiled: stock vLLM 0.32 fails with stages on the CPU in eager mode, where no dummy run makes the buffers
+    # between them.
+    "enforce_eager": False,
+}
+MULTIPROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+LINE = r"\[trough-decoding\] step=.* tokens_kept_at_final=\S+"
+
+
+def one_and_staged(run_engines, path, config, env=None, job=None):
+    """One process, and two stages of three layers each."""
+    calls = [*CALLS, {"prompts": PROMPTS, "sampling": [greedy(16), *OWN[1:]]}]
+    one = run(run_engines, path, config, calls=calls)
+    return one, run(run_engines, path, config, {**MULTIPROCESS, **(env or {})}, calls, job, **STAGES)
+
+
+def check_chooses_the_same(one, staged):
+    for a, b in zip(one["calls"], staged["calls"], strict=True):
+        assert a["tokens"] == b["tokens"]
+    assert lines(one, LINE) == lines(staged, LINE)
+    assert any("min_selected_layer=2" not in line for line in lines(staged, LINE)), "something must be selected"
+    (speaker,) = lines(staged, r"\((\S+) pid=\d+\)[^\n]* armed: ")
+    assert "PP1" in speaker, "the last stage speaks"
+
+
+def test_a_window_on_the_last_pipeline_stage_is_selected_from(run_engines, tiny):
+    """Three candidates, three layers on the last stage; requests of their own settings among them."""
+    config = on(trough_max_backtrack_layers=3, trough_log_interval=1)
+    check_chooses_the_same(*one_and_staged(run_engines, tiny("LlamaForCausalLM"), config))
+
+
+@pytest.mark.slow
+def test_a_stage_whose_layers_are_counted_from_its_own_first(run_engines, tiny):
+    """As in vLLM 0.26 to 0.29."""
+    config = on(trough_max_backtrack_layers=3, trough_log_interval=1)
+    job = {"before": "staged.count_from_the_stages_own_first"}
+    env = {**FROM_HERE, "VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_DISABLE_COMPILE_CACHE": "1"}
+    check_chooses_the_same(*one_and_staged(run_engines, tiny("LlamaForCausalLM"), config, env, job))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("architecture", ["MixtralForCausalLM", "Gemma2ForCausalLM", "Qwen3ForCausalLM"])
+def test_other_models_with_stages(architecture, run_engines, tiny):
+    """Two of them capture by the plugin's own loop."""
+    config = on(trough_max_backtrack_layers=3, trough_log_interval=1)
+    check_chooses_the_same(*one_and_staged(run_engines, tiny(architecture), config))
+
+
 def check_stands_aside(staged):
     (warning,) = lines(staged, r"WARNING .*(confident-decoding is not active.*)")
-    assert "pipeline_parallel_size=2" in warning
+    assert "with pipeline_parallel_size=2 the last stage has 3 of the 6 layers, and these settings" in warning
+    assert "set trough_max_backtrack_layers to 3 or less, or use tensor parallelism instead" in warning
     assert not lines(staged, r"armed: ")
-    assert not lines(staged, r"\[trough-decoding\]")
+    assert not lines(staged, LINE)
 
 
-def test_pipeline_stages_start_with_one_warning(run_engines, tiny):
-    (staged,) = run_engines(
-        [
-            {
-                "engine": tiny_engine(tiny("LlamaForCausalLM"), on(trough_log_interval=1), pipeline_parallel_size=2),
-                "calls": [],
-            }
-        ],
-        env={"VLLM_WORKER_MULTIPROC_METHOD": "spawn"},
-    )
+def test_a_window_that_does_not_fit_starts_with_one_warning(run_engines, tiny):
+    config = on(trough_log_interval=1)
+    staged = run(run_engines, tiny("LlamaForCausalLM"), config, calls=[], pipeline_parallel_size=2)
     check_stands_aside(staged)
 
 
 @pytest.mark.slow
-def test_pipeline_parallel_is_standard_decoding(run_engines, tiny):
-    """Compiled, because stock vLLM 0.32 fails with stages on the CPU in eager mode: no dummy run makes
-    the buffers between them."""
-    path, multiprocess = tiny("LlamaForCausalLM"), {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
-    staged = run(
-        run_engines, path, on(trough_log_interval=1), multiprocess, pipeline_parallel_size=2, enforce_eager=False
-    )
+def test_a_window_that_does_not_fit_is_standard_decoding(run_engines, tiny):
+    path = tiny("LlamaForCausalLM")
+    staged = run(run_engines, path, on(trough_log_interval=1), MULTIPROCESS, **STAGES)
     off = run(run_engines, path, {})
     assert staged["calls"][0]["tokens"] == off["calls"][0]["tokens"]
     check_stands_aside(staged)

@@ -64,7 +64,7 @@ def prove(inner, quirks=None, capture=False, indices=None):
     plan = ConfidentDecodingConfig(trough_max_backtrack_layers=-1).resolve(N)
     top = nn.Module()
     top.inner = inner
-    parts = Anatomy(top, inner, inner.layers, inner.norm, None, quirks or Quirks())
+    parts = Anatomy(top, inner, inner.layers, 0, inner.norm, None, quirks or Quirks())
     if capture:
         inner.captures = ()
         assert capture_reduced_streams(parts, (1, 2, 3, 4))
@@ -129,7 +129,7 @@ def test_the_models_own_capture_of_partial_sums_is_refused(three_ranks):
 def test_one_rank_has_nothing_to_reduce(monkeypatch):
     monkeypatch.setattr(vllm_distributed, "get_tensor_model_parallel_world_size", lambda: 1)
     inner = Inner()
-    parts = Anatomy(nn.Module(), inner, inner.layers, inner.norm, None, DEFERRED)
+    parts = Anatomy(nn.Module(), inner, inner.layers, 0, inner.norm, None, DEFERRED)
     assert not capture_reduced_streams(parts, (1, 2))
     assert not any(layer._forward_pre_hooks for layer in inner.layers)
     assert type(inner) is Inner

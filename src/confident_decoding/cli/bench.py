@@ -25,6 +25,8 @@ from confident_decoding.cli.engines import (
 )
 from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config
 from confident_decoding.cli.outputs import print_json
+from confident_decoding.config import ConfidentDecodingConfig
+from confident_decoding.plugin import stages
 
 STOCK, CONFIDENT = "stock", "confident"
 
@@ -71,10 +73,10 @@ def bench(
         arguments = engine_args(model, vllm, values, **defaults)  # wrong options are told before an engine starts
         require_plugin()
         if arguments.pipeline_parallel_size > 1:
-            raise WrongUseError(
-                "with pipeline parallelism Confident Decoding is not active, so there is nothing to measure. Use "
-                "--tensor-parallel-size."
-            )
+            layers = arguments.create_model_config().get_total_num_hidden_layers()
+            plan = ConfidentDecodingConfig.from_additional_config(values).resolve(layers)
+            if why_not := stages.misfit(plan, arguments.pipeline_parallel_size):
+                raise WrongUseError(f"Confident Decoding would not be active: {why_not}.")
     spec = {"model": model, "options": vllm, "defaults": defaults}
     specs = {
         STOCK: {**spec, "additional_config": {**values, SWITCH: False}},

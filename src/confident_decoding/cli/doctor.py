@@ -142,13 +142,13 @@ def judge(report: dict[str, Any], config: ConfidentDecodingConfig) -> None:
     serving = model.get("serving")
     if serving is None:
         return
-    if serving["pipeline_parallel_size"] > 1:
-        report["warnings"].append("With pipeline parallelism the server decodes in the standard way.")
+    if serving["not_active"]:
+        report["warnings"].append(f"The server would run standard decoding: {serving['not_active']}.")
     tokens = serving["max_num_batched_tokens"]
     model["packed_bytes"] = packed_bytes(len(plan.depths), tokens, model["hidden"], model["itemsize"])
     device = report["device"]["type"]
     model["expected_cost"] = expectation.expected_cost(plan, serving, model["dtype"], device)
-    if plan.fixed_depth is None and not plan.selects_nothing and serving["pipeline_parallel_size"] == 1:
+    if plan.fixed_depth is None and not plan.selects_nothing and not serving["not_active"]:
         model["measured"] = expectation.measured(evidence, device)
 
 

@@ -22,7 +22,7 @@ _SET_HERE = {
     "pretrained": "it is the command's first argument",
     "model": "it is the command's first argument",
     "seed": "use --seed",
-    "pipeline_parallel_size": "Confident Decoding is not active with pipeline stages; use tensor_parallel_size",
+    "pipeline_parallel_size": "a window that does not fit onto the last stage is not used; take tensor_parallel_size",
     "data_parallel_size": "one engine runs at a time; tensor_parallel_size spreads it over GPUs",
 }
 

@@ -15,8 +15,8 @@ def expected_cost(plan: SelectionPlan, serving: dict[str, Any], dtype: str, devi
         device: ``"cuda"`` or ``"cpu"``.
     """
     n, per_read = len(plan.depths), serving["rows_per_read"]
-    if serving["pipeline_parallel_size"] > 1:
-        return "nothing: with pipeline parallelism Confident Decoding is not active (standard decoding)."
+    if serving["not_active"]:
+        return "nothing: with these pipeline stages Confident Decoding is not active (standard decoding)."
     if plan.selects_nothing:
         return "nothing to speak of: the final layer is the only candidate."
     if plan.fixed_depth is not None:

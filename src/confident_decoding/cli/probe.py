@@ -13,7 +13,8 @@ from dataclasses import asdict
 from typing import Any
 
 from confident_decoding.cli.engines import WrongUseError, engine_args, text_of
-from confident_decoding.config import ConfidentDecodingConfig, ConfigError
+from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
+from confident_decoding.plugin import stages
 from confident_decoding.plugin.visible import Problem
 
 MISSING_CAPTURE = "Serve this model with enable_multi_layer_entropy_selection=false; docs/adding-a-model.md says more."
@@ -109,16 +110,17 @@ def model(spec: dict[str, Any], has_device: bool) -> tuple[dict[str, Any], list[
         problems.append(Problem(what, MISSING_CAPTURE))
     settings = ConfidentDecodingConfig.from_additional_config(spec["additional_config"])
     try:
-        facts["plan"] = asdict(settings.resolve(facts["layers"]))
+        plan = settings.resolve(facts["layers"])
+        facts["plan"] = asdict(plan)
         if engine:
-            facts["serving"] = serving(engine)
+            facts["serving"] = serving(engine, plan)
             front_end.validate(engine)
     except ConfigError as error:
         problems.append(Problem(str(error), "Change that setting, or leave Confident Decoding off."))
     return facts, problems
 
 
-def serving(engine: Any) -> dict[str, Any]:
+def serving(engine: Any, plan: SelectionPlan) -> dict[str, Any]:
     """How this engine would serve, as far as it matters for cost."""
     import torch
     import vllm.envs
@@ -132,6 +134,7 @@ def serving(engine: Any) -> dict[str, Any]:
         "max_num_batched_tokens": engine.scheduler_config.max_num_batched_tokens,
         "tensor_parallel_size": parallel.tensor_parallel_size,
         "pipeline_parallel_size": parallel.pipeline_parallel_size,
+        "not_active": stages.misfit(plan, parallel.pipeline_parallel_size),
         "lora": engine.lora_config is not None,
         "batch_invariant": invariant,
         "rows_per_read": planner.rows_per_read(

@@ -31,7 +31,8 @@ class Anatomy:
     Attributes:
         top: What the model runner calls.
         inner: The module that embeds, runs the decoder layers and norms.
-        layers: Its N decoder layers.
+        layers: Its N decoder layers; those before ``first`` are placeholders.
+        first: The first of them that is here, on the last pipeline stage; 0 without stages.
         norm: Its final norm.
         processor: The language model's ``LogitsProcessor``.
         quirks: What it does beside the usual form.
@@ -40,6 +41,7 @@ class Anatomy:
     top: nn.Module
     inner: nn.Module
     layers: nn.ModuleList
+    first: int
     norm: nn.Module
     processor: Any
     quirks: Quirks
@@ -100,7 +102,14 @@ def dissect(top: nn.Module, num_layers: int) -> Anatomy:
         )
     if any(getattr(layer, "fuse_input_allreduce", False) for layer in layers):  # MiniMax-M3 under tensor parallelism
         raise refusal(top, "some of its layers pass on sums that are not reduced over the tensor-parallel ranks")
-    return Anatomy(top, inner, layers, norm, _plain_processor(top), quirks_of(top))
+    return Anatomy(top, inner, layers, _first_here(layers), norm, _plain_processor(top), quirks_of(top))
+
+
+def _first_here(layers: nn.ModuleList) -> int:
+    """Index of the first layer that this process's pipeline stage has."""
+    from vllm.model_executor.models.utils import PPMissingLayer
+
+    return next((i for i, layer in enumerate(layers) if not isinstance(layer, PPMissingLayer)), len(layers))
 
 
 def logits_processor(top: nn.Module) -> Any:

@@ -100,6 +100,9 @@ CONTRACTS: tuple[Contract, ...] = (
     Contract("vllm.distributed.communication_op", "tensor_model_parallel_all_gather", ("input_", "dim")),
     Contract("vllm.distributed.communication_op", "tensor_model_parallel_all_reduce", ("input_",)),
     Contract("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank", ()),
+    Contract("vllm.distributed.parallel_state", "get_pp_group", ()),
+    Contract("vllm.distributed.utils", "get_pp_indices", ("num_hidden_layers", "pp_rank", "pp_size")),
+    Contract("vllm.model_executor.models.utils", "PPMissingLayer"),
     Contract("vllm.distributed.parallel_state", "get_tensor_model_parallel_world_size", ()),
     Contract("vllm.forward_context", "set_forward_context", ("attn_metadata", "vllm_config")),
     # What the series of an engine are labelled with, and how vLLM serves several API processes' metrics (metrics.py).

@@ -11,7 +11,7 @@ from types import ModuleType
 from typing import Any
 
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
-from confident_decoding.plugin import compat, contracts, metrics, runner
+from confident_decoding.plugin import compat, contracts, metrics, runner, stages
 from confident_decoding.plugin.request_settings import PREFIX, request_settings
 
 _MARK = "_confident_decoding_wrapped"
@@ -37,7 +37,11 @@ def wrap_input_processor(module: ModuleType) -> None:
         if validated is not None:
             self._confident_decoding = validated
             runner.problem()  # now, not within the first request that asks
-            if self._confident_decoding[0].trough_metrics and vllm_config.parallel_config.pipeline_parallel_size == 1:
+            config, plan = validated
+            if (
+                config.trough_metrics
+                and stages.misfit(plan, vllm_config.parallel_config.pipeline_parallel_size) is None
+            ):
                 metrics.offer(vllm_config)
         original(self, vllm_config, *args, **kwargs)
 
@@ -86,8 +90,8 @@ def validate_request(params: Any, vllm_config: Any, config: ConfidentDecodingCon
     if settings is None:
         return
     parallel = vllm_config.parallel_config
-    if parallel.pipeline_parallel_size > 1:
-        why = "Confident Decoding is not active on this server (pipeline parallelism)"
+    if problem := stages.misfit(plan, parallel.pipeline_parallel_size):
+        why = f"Confident Decoding is not active on this server: {problem}"
     elif getattr(parallel, "enable_batch_sharded_sampling", None):
         why = "with enable_batch_sharded_sampling, rows are sampled in another order than requests have"
     elif getattr(params, "prompt_logprobs", None) is not None:
@@ -103,8 +107,8 @@ def validate(vllm_config: Any) -> tuple[ConfidentDecodingConfig, SelectionPlan] 
     """Check everything that can be known before the model is built.
 
     Returns:
-        The settings and the plan; None if this engine is to be left alone: switch off, or a
-        pooling model. With pipeline stages the loader leaves it alone too, with a warning.
+        The settings and the plan; None if this engine is to be left alone: switch off, or a pooling model. Where
+        they do not fit onto the last pipeline stage the loader leaves it alone too, with a warning.
 
     Raises:
         ConfigError: One message with every problem.
@@ -114,7 +118,7 @@ def validate(vllm_config: Any) -> tuple[ConfidentDecodingConfig, SelectionPlan] 
     if not config.enable_multi_layer_entropy_selection or model_config.runner_type != "generate":
         return None
     plan = config.resolve(model_config.get_total_num_hidden_layers())
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
+    if stages.misfit(plan, vllm_config.parallel_config.pipeline_parallel_size):
         return config, plan
     compat.refuse_unsupported(vllm_config)
     for contract in (contracts.LOADER, contracts.HEAD):

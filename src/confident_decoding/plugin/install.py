@@ -7,7 +7,7 @@ from torch import nn
 
 import confident_decoding
 from confident_decoding import stats
-from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
+from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
 from confident_decoding.plugin import borrowed, runner
 from confident_decoding.plugin.anatomy import dissect, logits_processor, refusal
 from confident_decoding.plugin.capture import CapturedStates, capturing_module, indices_of, switch_on_capture
@@ -60,7 +60,14 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     def prove() -> None:
         prove_capture(parts, captured.indices, hidden=hidden, dtype=dtype)
 
-    prove()
+    try:
+        prove()
+    except ConfigError:
+        if parts.first == 0:
+            raise
+        # vLLM 0.26 to 0.29: most models count a pipeline stage's layers from the stage's own first one.
+        switch_on_capture(capturing, parts, tuple(index - parts.first for index in captured.own))
+        prove()
     prove_passing(parts, plan, vllm_config, hidden=hidden, dtype=dtype)
     prove_logits(parts, head, hidden=hidden, dtype=dtype)
     counters = stats.new_counters(plan.depths[-1], next(model.parameters()).device)

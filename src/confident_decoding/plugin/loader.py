@@ -12,7 +12,7 @@ from contextvars import ContextVar
 from types import ModuleType
 from typing import Any
 
-from confident_decoding.plugin import borrowed, contracts, front_end
+from confident_decoding.plugin import borrowed, contracts, front_end, stages
 from confident_decoding.plugin.fingerprint import mark_compile_cache
 from confident_decoding.plugin.install import install
 from confident_decoding.plugin.missing_capture import add_missing_captures
@@ -83,8 +83,10 @@ def _load(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     if validated is None:
         return original(*args, **kwargs)
     config, plan = validated
-    if vllm_config.parallel_config.pipeline_parallel_size > 1:
-        _warn_pipeline(vllm_config.parallel_config.pipeline_parallel_size)
+    why_not = stages.misfit(plan, vllm_config.parallel_config.pipeline_parallel_size)
+    if why_not is not None:
+        _warn(why_not)
+    if why_not is not None or not _on_last_stage(vllm_config):
         return original(*args, **kwargs)
     with borrowed.in_use():
         add_missing_captures()
@@ -98,12 +100,17 @@ def _load(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     return model
 
 
-def _warn_pipeline(stages: int) -> None:
+def _on_last_stage(vllm_config: Any) -> bool:
+    if vllm_config.parallel_config.pipeline_parallel_size == 1:
+        return True
+    from vllm.distributed.parallel_state import get_pp_group
+
+    return get_pp_group().is_last_rank
+
+
+def _warn(why_not: str) -> None:
+    """One warning on each server."""
     from vllm.distributed.parallel_state import get_pp_group, get_tensor_model_parallel_rank
 
     if get_pp_group().is_last_rank and get_tensor_model_parallel_rank() == 0:
-        logger.warning(
-            "confident-decoding is not active: with pipeline parallelism (pipeline_parallel_size=%d) this "
-            "server runs standard decoding. Use tensor parallelism instead to have both.",
-            stages,
-        )
+        logger.warning("confident-decoding is not active, and this server runs standard decoding: %s.", why_not)

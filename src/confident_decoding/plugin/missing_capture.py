@@ -12,6 +12,7 @@ import inspect
 import io
 import textwrap
 import tokenize
+from itertools import islice
 from types import ModuleType
 from typing import Any
 
@@ -86,9 +87,13 @@ def capturing_forward(stock: Any) -> Any:
         wanted = self.aux_hidden_state_layers
         if not wanted:
             return stock(self, input_ids, positions, intermediate_tensors, inputs_embeds, **layer_arguments)
-        stream = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds
-        residual, captured = None, []
-        for index, layer in enumerate(self.layers, start=1):
+        if intermediate_tensors is not None:  # on the last pipeline stage: only there something is captured
+            stream, residual = intermediate_tensors["hidden_states"], intermediate_tensors["residual"]
+        else:
+            stream, residual = self.embed_input_ids(input_ids) if inputs_embeds is None else inputs_embeds, None
+        captured = []
+        stage = islice(self.layers, self.start_layer, self.end_layer)
+        for index, layer in enumerate(stage, start=self.start_layer + 1):
             stream, residual = layer(positions, stream, residual, **layer_arguments)
             if index in wanted:
                 captured.append(stream + residual)

@@ -79,12 +79,13 @@ def _captures_streams(
     hidden: int,
     dtype: torch.dtype,
 ) -> bool:
-    made = _states(2 * len(parts.layers) + 1, hidden, parts.top, dtype)
-    embeds, streams = made.pop(), []
+    here = parts.layers[parts.first :]
+    made = _states(2 * len(here) + 1, hidden, parts.top, dtype)
+    embeds, streams = made.pop(), {}
     # Weight offloading replaces `forward` on the layer instances (vllm/model_executor/offloader).
-    own = [layer.__dict__.get("forward") for layer in parts.layers]
-    for layer, x, residual in zip(parts.layers, made[::2], made[1::2], strict=True):
-        streams.append(meant(reduced(parts, x), residual))
+    own = [layer.__dict__.get("forward") for layer in here]
+    for index, (layer, x, residual) in enumerate(zip(here, made[::2], made[1::2], strict=True), parts.first + 1):
+        streams[index] = meant(reduced(parts, x), residual)
         # Fresh copies: the fused norms of vLLM write to their arguments.
         layer.forward = lambda *_, x=x, r=residual, **__: returned(x.clone(), r.clone())
     try:
@@ -93,19 +94,18 @@ def _captures_streams(
             parts.inner,
             input_ids=None,
             positions=torch.arange(ROWS, device=embeds.device),
-            intermediate_tensors=None,
-            inputs_embeds=embeds,
+            **_entering(parts, embeds),
         )
     finally:
-        for layer, forward in zip(parts.layers, own, strict=True):
+        for layer, forward in zip(here, own, strict=True):
             if forward is None:
                 del layer.forward
             else:
                 layer.forward = forward
     final, captured = output if isinstance(output, tuple) else (output, [])
     # What enters the first layer may be the embeddings times something.
-    pairs = [(state, streams[i - 1]) for i, state in zip(indices, captured, strict=False) if i]
-    normed = parts.normed(streams[-1].clone())
+    pairs = [(state, streams[i]) for i, state in zip(indices, captured, strict=False) if i]
+    normed = parts.normed(streams[len(parts.layers)].clone())
     rounding = 2 * torch.finfo(dtype).eps * normed.float().norm().item()
     return (
         len(captured) == len(indices)
@@ -113,6 +113,17 @@ def _captures_streams(
         and final.shape == normed.shape
         and (final.float() - normed.float()).norm().item() <= rounding
     )
+
+
+def _entering(parts: Anatomy, embeds: Tensor) -> dict[str, Any]:
+    """What the inner forward gets to start from: embeddings, or what the stage before sends."""
+    if parts.first == 0:
+        return {"intermediate_tensors": None, "inputs_embeds": embeds}
+    top: Any = parts.top
+    sent = top.make_empty_intermediate_tensors(len(embeds), embeds.dtype, embeds.device)
+    for name, tensor in sent.tensors.items():
+        sent.tensors[name] = embeds.clone() if tensor.shape == embeds.shape else torch.zeros_like(tensor)
+    return {"intermediate_tensors": sent, "inputs_embeds": None}
 
 
 @torch.inference_mode()
