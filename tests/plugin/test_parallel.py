@@ -151,11 +151,16 @@ def one_and_staged(run_engines, path, config, env=None, job=None):
     return one, run(run_engines, path, config, {**MULTIPROCESS, **(env or {})}, calls, job, **STAGES)
 
 
+def kept(result):
+    """Tokens that stayed at the final layer, and all; stages take requests as they come, so steps are not alike."""
+    return [sum(map(int, numbers)) for numbers in zip(*lines(result, r"tokens_kept_at_final=(\d+)/(\d+)"), strict=True)]
+
+
 def check_chooses_the_same(one, staged):
     for a, b in zip(one["calls"], staged["calls"], strict=True):
         assert a["tokens"] == b["tokens"]
-    assert lines(one, LINE) == lines(staged, LINE)
-    assert any("min_selected_layer=2" not in line for line in lines(staged, LINE)), "something must be selected"
+    assert kept(one) == kept(staged)
+    assert 0 < kept(staged)[0] < kept(staged)[1], "something must be selected"
     (speaker,) = lines(staged, r"\((\S+) pid=\d+\)[^\n]* armed: ")
     assert "PP1" in speaker, "the last stage speaks"
 
