@@ -5,6 +5,7 @@ import types
 import pytest
 from vllm.config import ParallelConfig
 
+from confident_decoding.config import ConfigError
 from confident_decoding.plugin import compat
 from plugin.configs import config_with
 
@@ -51,6 +52,20 @@ def test_versions(version, refused, warned):
 def test_each_unsupported_combination_is_named(changes, named):
     (problem,) = compat.unsupported_combinations(config_with(**changes))
     assert named in problem
+
+
+def test_all_are_refused_in_one_message_that_says_what_to_do():
+    config = config_with(
+        speculative_config=types.SimpleNamespace(method="medusa"),
+        cache_config=types.SimpleNamespace(kv_sharing_fast_prefill=True),
+    )
+    with pytest.raises(ConfigError) as caught:
+        compat.refuse_unsupported(config)
+    first, *named, remedy = str(caught.value).splitlines()
+    assert first == "confident-decoding cannot start:"
+    assert ["medusa" in named[0], "--kv-sharing-fast-prefill" in named[1], len(named)] == [True, True, 2]
+    assert remedy.strip() == "Leave them out, or set enable_multi_layer_entropy_selection to false."
+    compat.refuse_unsupported(config_with())
 
 
 @pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp"])

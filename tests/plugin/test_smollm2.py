@@ -10,7 +10,7 @@ from plugin.checks import follow
 
 pytestmark = pytest.mark.engine
 
-# Name: (additional_config, what that means for 30 layers, worked out by hand from DESIGN section 2).
+# Name: (additional_config, what that means for 30 layers, worked out by hand from docs/configuration.md).
 SETTINGS = {
     "standard": ({}, {"window": 0}),
     "trough": (on(trough_max_backtrack_layers=10), {"window": 9}),
