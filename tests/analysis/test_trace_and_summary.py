@@ -17,7 +17,6 @@ from confident_decoding.analysis.trace import Trace, TraceWriter
 from confident_decoding.analysis.words import KINDS, kind
 
 LENGTHS = (7, 40, 1, 25, 130)
-TEST = "tests/analysis/test_trace_and_summary.py"
 
 
 def spell(token):

@@ -48,7 +48,7 @@ def outputs(run_engines, smollm2, prompts):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_tokens_are_the_oracles(name, outputs, oracle, prompts, record_property):
+def test_tokens_are_the_oracles(name, outputs, oracle, prompts):
     ties = []
     for question, prompt, (generated,) in zip(QUESTIONS, prompts, outputs[name]["calls"][0]["tokens"], strict=False):
         assert len(generated) == NEW_TOKENS
