@@ -51,7 +51,7 @@ bench: setup     ## overhead of a decode step on this machine
 docs: setup      ## the documentation as a site in ./site, strictly
 	$(RUN) -m mkdocs build --strict
 
-dist: setup      ## sdist and wheel in ./dist, and the wheel tried in an empty environment
+dist: setup      ## sdist and wheel in ./dist, both tried in an empty environment
 	tools/dist.sh
 
 lock:            ## resolve requirements/cpu.in again

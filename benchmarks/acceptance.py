@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.engine import Engine
-from benchmarks.gpu_check import on
+from benchmarks.gpu_engine import on
 from benchmarks.timing import machine
 
 SETTINGS = {"off": {}, "on": on()}

@@ -13,7 +13,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.engine import Engine
-from benchmarks.gpu_check import on
+from benchmarks.gpu_engine import on
 from benchmarks.timing import machine
 
 RANK = 8

@@ -3,7 +3,7 @@
 python -m benchmarks.gpu_check exact      p=0 against the switch off, batch-invariant, V1 and V2 runners
 python -m benchmarks.gpu_check cache      off, on, other window, off, on: on one warm compile cache
 python -m benchmarks.gpu_check sync       no host synchronisation in a head call
-python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; pipeline parallel 2 stands aside
+python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; two pipeline stages: candidates that fit, and too many
 python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
 python -m benchmarks.gpu_check requests   requests with settings of their own in one batch, V1 and V2 runners
 python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
@@ -17,8 +17,6 @@ The last three are in gpu_lifecycle.py.
 """
 
 import json
-import logging
-import os
 import re
 import subprocess
 import sys
@@ -26,146 +24,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks import gpu_lifecycle
+from benchmarks.gpu_engine import PROMPTS, on, report, run, same
 from benchmarks.shapes import LAYERS, small_checkpoint, small_eagle3_head
-
-SWITCH = "enable_multi_layer_entropy_selection"
-PROMPTS = [[(7 * i + j * j) % 31_000 + 3 for j in range(4 + 5 * i)] for i in range(8)]
-
-
-def child(spec):
-    """One engine in a process of its own: tokens, logprobs and the plugin's lines."""
-    lines = []
-    make = logging.getLogRecordFactory()
-
-    def factory(*args, **kwargs):
-        record = make(*args, **kwargs)
-        if record.name == "vllm.confident_decoding":
-            lines.append(record.getMessage())
-        return record
-
-    logging.setLogRecordFactory(factory)
-    from vllm import LLM, SamplingParams
-
-    llm = LLM(**spec["engine"])
-    if spec.get("sync"):
-        llm.llm_engine.model_executor.collective_rpc(forbid_sync)
-    proposed = record_drafts(llm) if spec["engine"].get("speculative_config") else []
-    fixed = {"temperature": 0, "max_tokens": spec["tokens"], "ignore_eos": True, "detokenize": False}
-    own = spec["sampling"] if isinstance(spec["sampling"], list) else [spec["sampling"]] * len(spec["prompts"])
-
-    def ask():
-        outputs = llm.generate(
-            [{"prompt_token_ids": ids} for ids in spec["prompts"]],
-            [SamplingParams(**fixed, **options) for options in own],
-            use_tqdm=False,
-        )
-        scores = [[[[t, v.logprob] for t, v in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs]
-        return {"tokens": [list(o.outputs[0].token_ids) for o in outputs], "logprobs": scores}
-
-    result, later = ask(), []
-    for action in spec["then"]:
-        gpu_lifecycle.act(llm, **action)
-        later.append(ask())
-    scheduling = llm.llm_engine.vllm_config.scheduler_config.async_scheduling
-    runner = "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1"
-    return {
-        **result,
-        "later": later,
-        "drafts": proposed,
-        "lines": lines,
-        "runner": runner,
-        "asynchronous": bool(scheduling),
-    }
-
-
-def record_drafts(llm):
-    """A list that every draft of this in-process engine is appended to."""
-    drafts = []
-    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
-    drafter = getattr(runner, "drafter", None) or runner.speculator
-    propose = drafter.propose
-
-    def recording(*args, **kwargs):
-        made = propose(*args, **kwargs)
-        drafts.append(made.tolist())
-        return made
-
-    drafter.propose = recording
-    return drafts
-
-
-def forbid_sync(worker):
-    """Make every head call of this worker fail if it synchronises with the host."""
-    import torch
-
-    model = worker.model_runner.get_model()
-    processor = model.logits_processor
-    head = processor._apply_head
-
-    def checked(*args):
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            return head(*args)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-
-    processor._apply_head = checked
-
-
-def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompts=PROMPTS, then=(), **options):
-    engine = {
-        "model": model,
-        "skip_tokenizer_init": True,
-        "max_model_len": 1024,
-        "enable_prefix_caching": False,
-        "additional_config": config,
-        "max_num_seqs": 64,
-        "max_num_batched_tokens": 2048,
-        "gpu_memory_utilization": 0.3,
-        "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]},
-        **options,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        out = Path(folder) / "out.json"
-        spec = {
-            "engine": engine,
-            "tokens": tokens,
-            "out": str(out),
-            "sync": sync,
-            "sampling": sampling or {"logprobs": 3},
-            "prompts": prompts,
-            "then": then,
-        }
-        done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu_check", "child", json.dumps(spec)],
-            capture_output=True,
-            text=True,
-            env={
-                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
-                "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
-                **os.environ,
-                **(env or {}),
-            },
-            check=False,
-        )
-        if done.returncode:
-            print(done.stdout[-1500:], done.stderr[-3500:])
-            failed = {"tokens": None, "logprobs": None, "drafts": [], "lines": [], "runner": "failed"}
-            return {**failed, "log": done.stdout + done.stderr}
-        return {**json.loads(out.read_text()), "log": done.stdout + done.stderr}
-
-
-def on(**keys):
-    return {SWITCH: True, **keys}
-
-
-def report(name, ok, detail=""):
-    print(f"{'PASS' if ok else 'FAIL'}  {name}  {detail}", flush=True)
-
-
-def same(a, b):
-    pairs = list(zip(a["tokens"] or [], b["tokens"] or [], strict=False))
-    return f"{sum(x == y for x, y in pairs)}/{len(PROMPTS)} sequences", bool(pairs) and a["tokens"] == b["tokens"]
 
 
 def exact(model):
@@ -311,9 +171,12 @@ def parallel(model):
         f"{len(lines(two))} lines, TP=1 {len(set(lines(one)))}",
     )
     print("    TP=1", lines(one)[:1], "\n    TP=2", lines(two)[:1])
+    fits = on(trough_max_backtrack_layers=LAYERS // 2)
+    one, staged = run(model, fits, **eager), run(model, fits, pipeline_parallel_size=2, **eager)
+    report("PP=2, candidates on the last stage: as one GPU", same(one, staged)[1], same(one, staged)[0])
     off, staged = run(model, {}, **eager), run(model, on(), pipeline_parallel_size=2, **eager)
-    report("PP=2 is standard decoding", same(off, staged)[1], same(off, staged)[0])
-    report("PP=2 warns once", staged["log"].count("confident-decoding is not active") == 1)
+    report("PP=2, too many candidates: standard decoding", same(off, staged)[1], same(off, staged)[0])
+    report("and one warning", staged["log"].count("confident-decoding is not active") == 1)
 
 
 def graphs(model):
@@ -338,10 +201,6 @@ def graphs(model):
 
 
 def main():
-    if sys.argv[1] == "child":
-        spec = json.loads(sys.argv[2])
-        Path(spec["out"]).write_text(json.dumps(child(spec)))
-        return
     model = small_checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
     checks = {**globals(), **{name: getattr(gpu_lifecycle, name) for name in ("sleep", "update", "asynchronous")}}
     for name in sys.argv[1:]:

@@ -11,28 +11,11 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
+from benchmarks.gpu_engine import PROMPTS, on, report, run, same
 from benchmarks.shapes import small_checkpoint
 
 MODES = {"batch-invariant": {"VLLM_BATCH_INVARIANT": "1"}, "kernels and graphs": {}}
 NOISE = 0.1  # nats; another checkpoint, or weights that are not there, differ by several
-
-
-def act(llm, *, sleep=None, path=None, head=None):
-    """One action: sleep at a level and wake up, or load the weights of ``path``, or its ``head`` alone, in place."""
-    if sleep is not None:
-        llm.sleep(level=sleep)
-        if sleep == 2:  # weights are discarded: they have to be loaded again before anything is asked
-            llm.wake_up(tags=["weights"])
-            llm.collective_rpc("reload_weights")
-            llm.wake_up(tags=["kv_cache"])
-        else:
-            llm.wake_up()
-    elif head is not None:
-        tensor = load_file(f"{head}/model.safetensors")["lm_head.weight"]
-        llm.apply_model(lambda model: model.load_weights(iter([("lm_head.weight", tensor)])))
-    else:
-        llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
-    llm.reset_prefix_cache()
 
 
 def _equal(mode, found, expected):
@@ -59,8 +42,6 @@ def _each():
 
 def sleep(model):
     """Answers after sleeping are those before, and statistics go on counting."""
-    from benchmarks.gpu_check import on, report, run
-
     for mode, env in _each():
         result = run(
             model,
@@ -89,8 +70,6 @@ def with_head_of(model, other, folder):
 
 def update(model):
     """After an update in place answers are those of an engine that was started with the new weights."""
-    from benchmarks.gpu_check import on, report, run
-
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         other = small_checkpoint(folder / "other", seed=1)
@@ -110,8 +89,6 @@ def update(model):
 
 def asynchronous(model):
     """Requests of several kinds, mixing among them, with asynchronous scheduling on and off."""
-    from benchmarks.gpu_check import PROMPTS, on, report, run, same
-
     kinds = [{}, {"extra_args": {"confident_p": 0}}, {"seed": 5, "extra_args": {"confident_p": 0.5}}, {}]
     sampling = [{"logprobs": 3, **kinds[number % len(kinds)]} for number in range(len(PROMPTS))]
     for number in ("1", "0"):

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from benchmarks.depths import decided, exact_entropies
-from benchmarks.gpu_check import PROMPTS, SWITCH
+from benchmarks.gpu_engine import PROMPTS, SWITCH
 from benchmarks.shapes import LAYERS, small_checkpoint
 from benchmarks.variants import selecting_head
 

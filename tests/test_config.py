@@ -36,7 +36,7 @@ def test_null_means_unset():
     assert read(trough_max_backtrack_layers=None, trough_backtrack_ratio=None).resolve(36).candidates == 10
 
 
-# (keys, N) -> (L, window); DESIGN section 2, by hand.
+# (keys, N) -> (L, window); docs/configuration.md, by hand.
 WINDOWS = [
     ({}, 30, 10, 9),
     ({}, 4, 4, 3),

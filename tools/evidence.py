@@ -1,17 +1,13 @@
 """Writes what ``confident-decoding doctor`` says of models and cost, from the results in benchmarks/results.
 
 python -m tools.evidence            writes src/confident_decoding/cli/evidence.json
-python -m tools.evidence --check    fails if it is not what the results say
 """
 
-import argparse
 import json
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
-RESULTS = ROOT / "benchmarks/results"
+from tools.marked import RESULTS, ROOT, result
+
 FILE = ROOT / "src/confident_decoding/cli/evidence.json"
 OVERHEAD = {"cuda": ("overhead-h200-tp1", "planned, paper"), "cpu": ("overhead-cpu", "planned")}
 """Device to the result that stands for it, and its setting."""
@@ -31,12 +27,12 @@ def architectures() -> dict[str, dict[str, str]]:
 
 def overhead(name: str, setting: str) -> dict[str, Any]:
     """Ratios of a decode step to stock, by the number of requests, and what they were measured on."""
-    result = json.loads((RESULTS / f"{name}.json").read_text())
-    row = result["median"][setting]
+    measured = result(name)
+    row = measured["median"][setting]
     return {
-        "machine": result["machine"]["gpu"] or f"{result['machine']['cores']} CPU cores",
-        "model": result["arguments"]["model"],
-        "candidates": result["arguments"]["layers"][0],
+        "machine": measured["machine"]["gpu"] or f"{measured['machine']['cores']} CPU cores",
+        "model": measured["arguments"]["model"],
+        "candidates": measured["arguments"]["layers"][0],
         "ratios": {batch: round(cell["ratio"], 2) for batch, cell in row.items() if batch.isdigit()},
     }
 
@@ -47,18 +43,5 @@ def text() -> str:
     return json.dumps({"architectures": architectures(), "overhead": measured}, indent=1) + "\n"
 
 
-def main() -> int:
-    """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        if FILE.read_text() != text():
-            print(f"{FILE.name} is not what the results say: run python -m tools.evidence", file=sys.stderr)
-            return 1
-        return 0
-    FILE.write_text(text())
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    FILE.write_text(text())

@@ -1,13 +1,11 @@
 """Writes docs/models.md from the evidence in benchmarks/results/models-*.jsonl.
 
-    python -m tools.models_doc            writes the page
-    python -m tools.models_doc --check    fails if it is not what the evidence says
+    python -m tools.models_doc
 
 The evidence is made by ``python -m models.prove`` (from tests/); the list of other architectures by
 ``python -m tools.architectures``.
 """
 
-import argparse
 import json
 import sys
 from collections import defaultdict
@@ -158,19 +156,5 @@ def page() -> str:
     )
 
 
-def main() -> int:
-    """Write or check."""
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--check", action="store_true")
-    wanted = page()
-    if parser.parse_args().check:
-        if PAGE.read_text() != wanted:
-            print("docs/models.md is not what the evidence says: run python -m tools.models_doc", file=sys.stderr)
-            return 1
-        return 0
-    PAGE.write_text(wanted)
-    return 0
-
-
 if __name__ == "__main__":
-    sys.exit(main())
+    PAGE.write_text(page())

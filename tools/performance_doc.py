@@ -1,31 +1,18 @@
 """Fills the tables and the chart of docs/performance.md from the results in benchmarks/results.
 
-python -m tools.performance_doc            writes them
-python -m tools.performance_doc --check    fails if the page is not what the results say
+python -m tools.performance_doc
 """
 
-import argparse
-import json
-import re
-import sys
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from tools.marked import ROOT, filled, result
+
 PAGE = ROOT / "docs/performance.md"
-RESULTS = ROOT / "benchmarks/results"
 CHART = ROOT / "docs/images/overhead.svg"
-_TABLE = re.compile(r"(<!-- table (\w+) ([\w.-]+) -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
-def result(name: str) -> Any:
-    """One committed result."""
-    return json.loads((RESULTS / f"{name}.json").read_text())
-
-
-def overhead_table(name: str) -> str:
+def overhead_table(data: Any) -> str:
     """Milliseconds and ratios of a step, setting by setting."""
-    data = result(name)
     median = data["median"]
     columns = list(median["stock"])
     titles = [f"B={column}" if column.isdigit() else column for column in columns]
@@ -40,9 +27,8 @@ def overhead_table(name: str) -> str:
     return "\n".join([described(data), "", *lines])
 
 
-def kernels_table(name: str) -> str:
+def kernels_table(data: Any) -> str:
     """Each kernel beside its floor."""
-    data = result(name)
     lines = ["| kernel | ms | floor, ms | floor / ms |", "|---|---|---|---|"]
     for line in data["kernels"]:
         share = f"{100 * line['share_of_floor']:.0f}%" if line["floor_ms"] else ""
@@ -55,9 +41,8 @@ def kernels_table(name: str) -> str:
     return "\n".join([described(data), speeds, "", *lines])
 
 
-def scan_table(name: str) -> str:
+def scan_table(data: Any) -> str:
     """One head call by batch size."""
-    data = result(name)
     titles = "| rows | scan | depths | stock, ms | more than stock, ms | launching, host ms |"
     lines = [titles, "|---|---|---|---|---|---|"]
     for call in data["calls"]:
@@ -82,7 +67,7 @@ MAKERS = {"overhead": overhead_table, "kernels": kernels_table, "scan": scan_tab
 
 def page() -> str:
     """The page with its tables made anew."""
-    return _TABLE.sub(lambda m: f"{m[1]}{MAKERS[m[2]](m[3])}\n{m[4]}", PAGE.read_text())
+    return filled(PAGE, MAKERS)
 
 
 def draw() -> None:
@@ -107,16 +92,6 @@ def draw() -> None:
     figure.savefig(CHART, metadata={"Date": None})
 
 
-def main() -> None:
-    """Write or check."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--check", action="store_true")
-    if parser.parse_args().check:
-        stale = PAGE.read_text() != page()
-        sys.exit(f"{PAGE.name} is not what the results say: python -m tools.performance_doc" if stale else 0)
+if __name__ == "__main__":
     PAGE.write_text(page())
     draw()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,6 +1,6 @@
 """The user's settings: keys, validation, methods, and the window that follows from them (no torch).
 
-``DESIGN`` vocabulary: *depth d* counts layers back from the final one (depth 0). A *candidate* is a
+Vocabulary: *depth d* counts layers back from the final one (depth 0). A *candidate* is a
 depth that may be selected, the *window* the deepest depth that the scan may reach.
 """
 

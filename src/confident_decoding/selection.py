@@ -48,7 +48,15 @@ class RowRules:
         return rules.mixed(draws, plan.p) if 0 < plan.p < 1 else rules
 
     def mixed(self, draws: Tensor | None, p: Tensor | float) -> "RowRules":
-        """Keep each row with probability 1 - p at the final layer: selected if its draw ``u < p``."""
+        """Keep each row with probability 1 - p at the final layer: selected if its draw ``u < p``.
+
+        Args:
+            draws: ``[B]`` float64 in ``[0, 1)``.
+            p: Of all rows, or ``[B]`` float64.
+
+        Raises:
+            ValueError: There are no draws.
+        """
         if draws is None:
             raise ValueError("mixing with 0 < p < 1 needs one draw a row")
         return replace(self, limits=torch.where(draws < p, self.limits, -1).to(torch.int32))
@@ -129,12 +137,12 @@ def hashed_draws(rows: Tensor, *keys: int | Tensor) -> Tensor:
     Returns:
         ``[B]`` float64 in ``[0, 1)``, multiples of 2**-53.
     """
-    whole = [key & _MASK64 for key in keys if not isinstance(key, Tensor)]
     state = _GOLDEN
-    for key in whole:
-        state = _finalise(state ^ key)
+    for key in keys:
+        if not isinstance(key, Tensor):
+            state = _finalise(state ^ (key & _MASK64))
     own = [key for key in keys if isinstance(key, Tensor)]
-    bits = torch.full_like(rows, _signed(state))
+    bits = torch.full_like(rows, as_int64(state))
     for values in (*own, rows):
         bits = _finalise_tensor(values ^ bits)
     return _shift_right(bits, 11).to(torch.float64) * 2.0**-53
@@ -149,9 +157,9 @@ def _finalise(z: int) -> int:
 
 def _finalise_tensor(z: Tensor) -> Tensor:
     # int64 multiplication and addition wrap, as the 64-bit definition wants.
-    z = z + _signed(_GOLDEN)
-    z = (z ^ _shift_right(z, 30)) * _signed(_MIX_A)
-    z = (z ^ _shift_right(z, 27)) * _signed(_MIX_B)
+    z = z + as_int64(_GOLDEN)
+    z = (z ^ _shift_right(z, 30)) * as_int64(_MIX_A)
+    z = (z ^ _shift_right(z, 27)) * as_int64(_MIX_B)
     return z ^ _shift_right(z, 31)
 
 
@@ -160,5 +168,7 @@ def _shift_right(z: Tensor, bits: int) -> Tensor:
     return (z >> bits) & ((1 << (64 - bits)) - 1)
 
 
-def _signed(value: int) -> int:
+def as_int64(value: int) -> int:
+    """The int64 whose bits are the lowest 64 of a whole number."""
+    value &= _MASK64
     return value - (1 << 64) if value >> 63 else value

@@ -145,7 +145,7 @@ def test_the_folder_holds_what_the_help_promises(standard):
     folder, _ = standard
     names = {path.name for path in (folder / "out").iterdir()}
     assert {"report.html", "summary.json", "trace.parquet"} < names
-    assert len([name for name in names if name.endswith(".png")]) == 8
+    assert len([name for name in names if name.endswith(".png")]) == 9
     assert sorted(os.listdir(folder)) == ["out", "prompts.jsonl"]
     about = Trace(folder / "out/trace.parquet").about
     assert (about.num_layers, about.candidates, about.window, about.trajectory) == (30, 10, 10, "standard")

@@ -17,7 +17,6 @@ from confident_decoding.analysis.trace import Trace, TraceWriter
 from confident_decoding.analysis.words import KINDS, kind
 
 LENGTHS = (7, 40, 1, 25, 130)
-TEST = "tests/analysis/test_trace_and_summary.py"
 
 
 def spell(token):
@@ -175,6 +174,27 @@ def test_figures(recorded, block, monkeypatch):
         assert found["not_at_final"] == pytest.approx(share(inside, moved))
 
 
+@pytest.mark.parametrize("block", [1, 17, 1 << 14])
+def test_typical_tokens_are_the_nearest_to_their_groups_means(recorded, block, monkeypatch):
+    path, sequences = recorded
+    blocks = Trace.blocks
+    monkeypatch.setattr(Trace, "blocks", lambda self: blocks(self, block))
+    summary, rows = summarise(Trace(path), spell), list(rows_of(sequences, 4))
+    places = [(s, p) for s, length in enumerate(LENGTHS) for p in range(length)]
+    groups = {"unperturbed": [], "perturbed": [], "replaced": []}
+    for place, row in zip(places, rows, strict=True):
+        groups["replaced" if replaced(row) else "perturbed" if moved(row) else "unperturbed"].append((place, row))
+    assert list(summary["typical"]) == list(groups)
+    for name, found in summary["typical"].items():
+        mean = summary["entropy_by_depth"][name][:4]
+        place, row = min(groups[name], key=lambda at: math.dist(at[1]["h"][:4], mean))
+        assert (found["sequence"], found["position"]) == place
+        assert found["depth"] == row["depth"]
+        assert found["entropy"] == row["h"].tolist()
+        assert found["final"] == {"token": row["final"], "text": spell(row["final"])}
+        assert found["selected"] == {"token": row["chosen"], "text": spell(row["chosen"])}
+
+
 def test_windows_are_what_runs_with_that_window_would_say(recorded):
     path, sequences = recorded
     summary = summarise(Trace(path), spell)
@@ -227,4 +247,28 @@ def test_a_nan_stops_the_scan_and_is_counted(tmp_path):
     summary = summarise(Trace(tmp_path / "t.parquet"), spell)
     assert summary["tokens_with_nan"] == 2
     assert pq.read_table(tmp_path / "t.parquet")["depth"].to_pylist()[3:6:2] == [0, 0]
+    assert {found["position"] for found in summary["typical"].values()}.isdisjoint({3, 5})
     json.dumps(summary, allow_nan=False)
+
+
+def test_a_replaced_token_stands_for_its_own_group_alone(tmp_path):
+    sequence = made.sequence(3)
+    sequence.seen.entropies[:] = np.array([[3.0], [2.0], [2.2]]) - np.array([0.0, 1.0, 1.0, 1.0, 1.0, 1.0])
+    sequence.seen.best[:] = np.array([[4] * 6, [4, 5, 5, 5, 5, 5], [4, 5, 5, 5, 5, 5]])
+    writer = TraceWriter(tmp_path / "t.parquet", made.about())
+    writer.add(sequence, made.pieces(sequence))
+    writer.close()
+    typical = summarise(Trace(tmp_path / "t.parquet"), spell)["typical"]
+    # The last row is nearer to the mean of all three.
+    assert (typical["perturbed"]["position"], typical["replaced"]["position"]) == (0, 1)
+
+
+def test_a_group_without_tokens_has_no_typical_one(tmp_path):
+    sequence = made.sequence(3)
+    sequence.seen.entropies[:] = np.array([1.0, 2.0, 3.0, 4.0, 5.0, 6.0], np.float32)
+    writer = TraceWriter(tmp_path / "t.parquet", made.about())
+    writer.add(sequence, made.pieces(sequence))
+    writer.close()
+    typical = summarise(Trace(tmp_path / "t.parquet"), spell)["typical"]
+    assert (typical["perturbed"], typical["replaced"]) == (None, None)
+    assert (typical["unperturbed"]["position"], typical["unperturbed"]["depth"]) == (0, 0)

@@ -6,7 +6,7 @@ from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
 from tokenizers.models import BPE
 
 from confident_decoding.analysis import texts
-from confident_decoding.analysis.texts import cut, pieces, spell
+from confident_decoding.analysis.texts import cut, pieces, spell, visible
 from confident_decoding.analysis.words import FUNCTION_WORDS, kind
 
 TEXTS = [
@@ -128,3 +128,8 @@ def test_pieces_open_as_a_text_does(tokenizer):
     found = list(cut(Opening(), "one two three four five six seven eight nine ten", 5))
     assert len(found) > 1
     assert all(piece[0] == 0 and len(piece) <= 5 for piece in found)
+
+
+def test_white_space_and_invisible_characters_are_seen():
+    assert visible(" a\n\t") == "␣a↵⇥"
+    assert visible("\u200b\u00a0\x00é你") == "\\u200b\\u00a0\\u0000é你"

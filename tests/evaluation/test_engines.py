@@ -109,7 +109,7 @@ TEXTS = st.lists(st.sampled_from(SETTINGS.split()), min_size=1, max_size=6, uniq
 
 
 def depth_of(config, entropies):
-    """Depth of a server's configuration, by DESIGN section 2."""
+    """Depth of a server's configuration, by docs/configuration.md."""
     method = config.get("select_method", "trough")
     if method.startswith("last-m"):
         return int(method[6:])

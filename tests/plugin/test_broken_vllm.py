@@ -1,4 +1,4 @@
-"""A vLLM that is too old, newer, or has something renamed: what the user is told (units: test_hooks.py)."""
+"""A vLLM that is too old, newer, or has something renamed: what the user is told (units: test_compat.py)."""
 
 import json
 import os

@@ -13,7 +13,7 @@ from toy_model import H, ToyModel, V, plan_of
 
 from confident_decoding.plugin.head import SelectingHead
 from plugin.processors import log_softmax
-from plugin.test_hooks import python
+from plugin.test_entrypoint import python
 
 
 def test_no_entry_point_for_logits_processors():

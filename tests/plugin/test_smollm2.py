@@ -10,7 +10,7 @@ from plugin.checks import follow
 
 pytestmark = pytest.mark.engine
 
-# Name: (additional_config, what that means for 30 layers, worked out by hand from DESIGN section 2).
+# Name: (additional_config, what that means for 30 layers, worked out by hand from docs/configuration.md).
 SETTINGS = {
     "standard": ({}, {"window": 0}),
     "trough": (on(trough_max_backtrack_layers=10), {"window": 9}),
@@ -48,7 +48,7 @@ def outputs(run_engines, smollm2, prompts):
 
 
 @pytest.mark.parametrize("name", SETTINGS)
-def test_tokens_are_the_oracles(name, outputs, oracle, prompts, record_property):
+def test_tokens_are_the_oracles(name, outputs, oracle, prompts):
     ties = []
     for question, prompt, (generated,) in zip(QUESTIONS, prompts, outputs[name]["calls"][0]["tokens"], strict=False):
         assert len(generated) == NEW_TOKENS

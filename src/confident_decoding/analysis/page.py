@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from confident_decoding.analysis import plots
 from confident_decoding.analysis.recorder import TOPS
+from confident_decoding.analysis.texts import visible
 from confident_decoding.analysis.trace import Token, Trace
 
 _SOURCES = {
@@ -26,7 +27,6 @@ _SOURCES = {
     "would have selected there is recorded.",
     "text": "A given text, read by the model (teacher forcing): what each layer would have put at each place.",
 }
-_MARKS = {"\n": "↵", "\t": "⇥", " ": "␣"}
 
 
 @dataclass
@@ -139,11 +139,6 @@ def _thousandths(values: NDArray[np.float32]) -> list[int]:
     """Whole thousandths; -1 for a NaN, which JSON does not have."""
     whole: list[int] = np.nan_to_num(values.astype(np.float64) * 1000, nan=-1).round().astype(int).tolist()
     return whole
-
-
-def visible(text: str) -> str:
-    """A token with everything in it to be seen: white space, control characters, zero-width ones."""
-    return "".join(_MARKS.get(c) or (c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
 
 
 def _shown(text: str) -> str:

@@ -12,6 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from confident_decoding.analysis.texts import visible
+
 Summary = dict[str, Any]
 BLUE, ORANGE, GREEN = "#4c8dd6", "#e0822f", "#4fa36b"
 """Told apart by most colour-blind readers, on white and on dark grey."""
@@ -36,6 +38,25 @@ class Chart:
     title: str
     caption: str
     draw: Callable[[Axes, Summary], None]
+
+
+def single_tokens(axes: Axes, summary: Summary) -> None:
+    """One token of each group: its entropies in the window, and the layer that is selected."""
+    last, window = summary["layers"] - 1, summary["window"]
+    for (group, token), color in zip(summary["typical"].items(), (BLUE, ORANGE, GREEN), strict=True):
+        if token is None:
+            continue
+        final, selected = (_drawable(token[which]["text"]) for which in ("final", "selected"))
+        label = f"{group}: {final}" + (f" → {selected}" if group == "replaced" else "")
+        entropies, layers = token["entropy"][:window], range(last, last - window, -1)
+        axes.plot(layers, entropies, marker="o", markersize=3, color=color, label=label)
+        chosen = [last - token["depth"]], [token["entropy"][token["depth"]]]
+        axes.plot(*chosen, "o", markersize=10, fillstyle="none", markeredgewidth=1.5, color=color)
+    axes.set_xlabel(f"layer ({last} = the final one)")
+    axes.set_ylabel("entropy, nats")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.set_ylim(bottom=0)
+    _legend(axes, columns=1)
 
 
 def depths(axes: Axes, summary: Summary) -> None:
@@ -134,6 +155,13 @@ def window_work(axes: Axes, summary: Summary) -> None:
 
 
 CHARTS = (
+    Chart(
+        "single-tokens",
+        "Single tokens",
+        "Of each group of tokens the one that is nearest to its line in the chart of entropies by layer; ringed: the "
+        "selected layer.",
+        single_tokens,
+    ),
     Chart("depths", "Selected depth", "How many layers before the final one the scan stops.", depths),
     Chart(
         "replaced-by-entropy",
@@ -198,12 +226,18 @@ def save_png(chart: Chart, summary: Summary, path: Path) -> None:
     drawn.savefig(path, format="png", dpi=160, facecolor="white")
 
 
-def data_uri(chart: Chart, summary: Summary, theme: str) -> str:
-    """A chart as an SVG image in a ``data:`` address."""
+def svg(chart: Chart, summary: Summary, theme: str = "light", background: str = "none") -> str:
+    """A chart as SVG, the same for the same summary."""
     with mpl.rc_context({"svg.fonttype": "none", "svg.hashsalt": chart.name}):
         buffer = io.StringIO()
-        figure(chart, summary, theme).savefig(buffer, format="svg", metadata={"Date": None})
-    return "data:image/svg+xml;base64," + base64.b64encode(buffer.getvalue().encode()).decode()
+        drawn = figure(chart, summary, theme)
+        drawn.savefig(buffer, format="svg", metadata={"Date": None}, facecolor=background)
+    return buffer.getvalue()
+
+
+def data_uri(chart: Chart, summary: Summary, theme: str) -> str:
+    """A chart as an SVG image in a ``data:`` address."""
+    return "data:image/svg+xml;base64," + base64.b64encode(svg(chart, summary, theme).encode()).decode()
 
 
 def _percent(axes: Axes, of: str) -> None:
@@ -219,8 +253,15 @@ def _window(axes: Axes, summary: Summary) -> None:
     _legend(axes)
 
 
-def _legend(axes: Axes) -> None:
-    axes.legend(fontsize=8, loc="lower left", bbox_to_anchor=(-0.02, 1.0), ncols=3, handlelength=1.4, columnspacing=1.2)
+def _legend(axes: Axes, columns: int = 3) -> None:
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (-0.02, 1.0), "ncols": columns}
+    axes.legend(fontsize=8, handlelength=1.4, columnspacing=1.2, labelspacing=0.2, **place)
+
+
+def _drawable(text: str) -> str:
+    """A token with everything in it to be seen, in letters that the font has, and nothing taken for a formula."""
+    plain = text.encode("latin-1", "backslashreplace").decode("latin-1")
+    return visible(plain).replace("$", r"\$")
 
 
 def _values(parts: list[dict[str, Any]], name: str) -> list[float]:

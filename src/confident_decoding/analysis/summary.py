@@ -1,4 +1,4 @@
-"""The figures of a trace: one pass over it, in bounded memory. docs/analysis.md defines each."""
+"""The figures of a trace: two passes over it, in bounded memory. docs/analysis.md defines each."""
 
 import math
 from collections import Counter
@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from confident_decoding.analysis.selections import extra_projections, troughs
 from confident_decoding.analysis.trace import Block, Trace
+from confident_decoding.analysis.typical import typical_tokens
 from confident_decoding.analysis.words import KINDS, kind
 
 ENTROPY_BINS = (0.0, 0.01, 0.1, 0.5, 1.0, 2.0, 4.0, math.inf)
@@ -35,6 +36,10 @@ def summarise(trace: Trace, spell: Callable[[int], str]) -> dict[str, Any]:
     for block in trace.blocks():
         counts.add(block)
     tokens, moved = counts.tokens, int(counts.depths[1:].sum())
+    by_depth = {
+        group: [_share(float(x), int(counts.groups[place])) for x in counts.entropy_sums[place]]
+        for place, group in enumerate(GROUPS)
+    }
     return {
         "model": about.model,
         "layers": about.num_layers,
@@ -58,10 +63,8 @@ def summarise(trace: Trace, spell: Callable[[int], str]) -> dict[str, Any]:
             "drop_of_not_at_final": _share(counts.drop_sum, moved),
             "drops": _bins(DROP_BINS, tokens=counts.drops),
         },
-        "entropy_by_depth": {
-            group: [_share(float(x), int(counts.groups[place])) for x in counts.entropy_sums[place]]
-            for place, group in enumerate(GROUPS)
-        },
+        "entropy_by_depth": by_depth,
+        "typical": typical_tokens(trace, by_depth, spell),
         "by_final_entropy": _bins(ENTROPY_BINS, **counts.by_entropy),
         "by_position": [
             {"decile": place + 1, **_rates({key: int(values[place]) for key, values in counts.by_decile.items()})}

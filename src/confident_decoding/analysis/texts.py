@@ -6,6 +6,7 @@ from typing import Any
 
 REPLACEMENT = "\ufffd"
 PORTION = 1 << 17
+_MARKS = {"\n": "↵", "\t": "⇥", " ": "␣"}
 _LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
 """Between two lines without white space around: tokens do not reach over that, and are split alike on both sides."""
 
@@ -14,6 +15,11 @@ def spell(tokenizer: Any, token: int) -> str:
     """One token as text, alone; its name in the vocabulary where it is no whole text (a part of a character)."""
     text: str = tokenizer.decode([token])
     return str(tokenizer.convert_ids_to_tokens([token])[0]) if REPLACEMENT in text or not text else text
+
+
+def visible(text: str) -> str:
+    """A token with everything in it to be seen: white space, control characters, zero-width ones."""
+    return "".join(_MARKS.get(c) or (c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
 
 
 def pieces(tokenizer: Any, before: Iterable[int], tokens: Iterable[int]) -> list[str]:

@@ -43,7 +43,7 @@ def version_problem(version: str) -> tuple[str | None, str | None]:
 
 
 def unsupported_combinations(vllm_config: Any) -> Iterator[str]:
-    """Name each setting of vLLM that Confident Decoding cannot run with yet, with the remedy."""
+    """Name each setting of vLLM that Confident Decoding cannot run with yet, and why."""
     speculative = vllm_config.speculative_config
     method = getattr(speculative, "method", None)
     if speculative is not None and method not in SPECULATION:
@@ -76,8 +76,9 @@ def refuse_unsupported(vllm_config: Any) -> None:
     import vllm
 
     refusal, _ = version_problem(vllm.__version__)
-    problems = (
-        [refusal] if refusal else [f"unsupported together with {p}." for p in unsupported_combinations(vllm_config)]
-    )
+    problems = [refusal] if refusal else []
+    if not problems and (named := list(unsupported_combinations(vllm_config))):
+        remedy = "Leave them out, or set enable_multi_layer_entropy_selection to false."
+        problems = [*(f"unsupported together with {setting}." for setting in named), remedy]
     if problems:
         raise ConfigError("confident-decoding cannot start:\n  " + "\n  ".join(problems))

@@ -5,7 +5,7 @@ from typing import Any
 
 from torch import Tensor
 
-_MARK = "_confident_decoding_wrapped"
+from confident_decoding.plugin.wrapping import is_wrapped, mark
 
 
 def unpack_for_drafter(runner: Any, width: int, hidden: int) -> None:
@@ -21,7 +21,7 @@ def unpack_for_drafter(runner: Any, width: int, hidden: int) -> None:
     """
     drafter: Any = getattr(runner, "drafter", None) or getattr(runner, "speculator", None)
     propose = getattr(drafter, "propose", None)
-    if width == hidden or propose is None or getattr(propose, _MARK, False):
+    if width == hidden or propose is None or is_wrapped(propose):
         return
     if hasattr(runner, "drafter") and runner.use_aux_hidden_state_outputs:
         return  # this one gets captured states alone, side by side; they can be as wide as a packed row
@@ -34,5 +34,5 @@ def unpack_for_drafter(runner: Any, width: int, hidden: int) -> None:
     def unpacked(*args: Any, **kwargs: Any) -> Any:
         return propose(*map(final, args), **{name: final(value) for name, value in kwargs.items()})
 
-    setattr(unpacked, _MARK, True)
+    mark(unpacked)
     drafter.propose = unpacked  # of this instance

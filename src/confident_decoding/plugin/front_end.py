@@ -13,8 +13,7 @@ from typing import Any
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
 from confident_decoding.plugin import compat, contracts, metrics, runner, stages
 from confident_decoding.plugin.request_settings import PREFIX, request_settings
-
-_MARK = "_confident_decoding_wrapped"
+from confident_decoding.plugin.wrapping import is_wrapped, mark
 
 
 def wrap_input_processor(module: ModuleType) -> None:
@@ -28,7 +27,7 @@ def wrap_input_processor(module: ModuleType) -> None:
             raise RuntimeError(problem)
     processor = module.InputProcessor
     original = processor.__init__
-    if getattr(original, _MARK, False):
+    if is_wrapped(original):
         return
 
     @functools.wraps(original)
@@ -38,10 +37,7 @@ def wrap_input_processor(module: ModuleType) -> None:
             self._confident_decoding = validated
             runner.problem()  # now, not within the first request that asks
             config, plan = validated
-            if (
-                config.trough_metrics
-                and stages.misfit(plan, vllm_config.parallel_config.pipeline_parallel_size) is None
-            ):
+            if config.trough_metrics and not stages.misfit(plan, vllm_config.parallel_config.pipeline_parallel_size):
                 metrics.offer(vllm_config)
         original(self, vllm_config, *args, **kwargs)
 
@@ -54,7 +50,7 @@ def wrap_input_processor(module: ModuleType) -> None:
             _validate_or_refuse(params, self.vllm_config, *validated)
         return process(self, request_id, prompt, params, *args, **kwargs)
 
-    setattr(__init__, _MARK, True)
+    mark(__init__)
     processor.__init__ = __init__
     processor.process_inputs = process_inputs
 
@@ -62,7 +58,7 @@ def wrap_input_processor(module: ModuleType) -> None:
 def hooked() -> bool:
     """Whether this process's ``InputProcessor`` validates; vLLM's module is imported for it."""
     module = importlib.import_module(contracts.FRONT_END.module)
-    return getattr(module.InputProcessor.__init__, _MARK, False)
+    return is_wrapped(module.InputProcessor.__init__)
 
 
 def _validate_or_refuse(params: Any, vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan) -> None:

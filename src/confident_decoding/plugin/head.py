@@ -55,8 +55,13 @@ class SelectingHead:
     """Stands in for ``LogitsProcessor._apply_head`` of one model instance.
 
     Attributes:
-        metrics: Whether metrics are on.
+        requests: The requests with settings of their own, whose rules its sampled rows follow.
+        rows: Which rows the present call of ``compute_logits`` is about; None outside of such calls.
+        serving: Whether warm-up is over.
+        stock_calls: Calls with plain rows (the startup proof counts them).
+        recorder: Selects in its place, or None.
         mirror: Where the counters are to appear on the host (`metrics.publish`), or None.
+        metrics: See Args.
 
     Args:
         processor: The language model's ``LogitsProcessor``; its own ``_apply_head`` is kept.

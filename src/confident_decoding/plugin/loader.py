@@ -16,9 +16,9 @@ from confident_decoding.plugin import borrowed, contracts, front_end, stages
 from confident_decoding.plugin.fingerprint import mark_compile_cache
 from confident_decoding.plugin.install import install
 from confident_decoding.plugin.missing_capture import add_missing_captures
+from confident_decoding.plugin.wrapping import is_wrapped, mark
 
 logger = logging.getLogger("vllm.confident_decoding")
-_MARK = "_confident_decoding_wrapped"
 _loading: ContextVar[bool] = ContextVar("confident_decoding_loading", default=False)
 
 
@@ -31,7 +31,7 @@ def wrap_loaders(module: ModuleType) -> None:
     if problem := contracts.check_live(contracts.LOADER, module):
         raise RuntimeError(problem)
     base = module.BaseModelLoader
-    if getattr(base.load_model, _MARK, False):
+    if is_wrapped(base.load_model):
         return
     pending = [base]
     while pending:
@@ -52,19 +52,19 @@ def wrap_loaders(module: ModuleType) -> None:
 def hooked() -> bool:
     """Whether this process's loaders are wrapped; vLLM's module is imported for it."""
     module = importlib.import_module(contracts.LOADER.module)
-    return getattr(module.BaseModelLoader.load_model, _MARK, False)
+    return is_wrapped(module.BaseModelLoader.load_model)
 
 
 def _wrap(cls: type) -> None:
     original = cls.__dict__.get("load_model")
-    if original is None or getattr(original, _MARK, False):
+    if original is None or is_wrapped(original):
         return
 
     @functools.wraps(original)
     def load_model(self: Any, *args: Any, **kwargs: Any) -> Any:
         return _load(functools.partial(original, self), args, kwargs)
 
-    setattr(load_model, _MARK, True)
+    mark(load_model)
     cls.load_model = load_model  # type: ignore[attr-defined]
 
 

@@ -45,7 +45,7 @@ def add_missing_captures() -> None:
     """Give the four classes a capture as their modules are imported; call it before a model is built.
 
     Idempotent, and undone when the last model of ours is gone (`borrowed`). A class whose forward is not one that we
-    know is left as it is, so that the check for capture then refuses the model by name (`capture.switch_on_capture`).
+    know is left as it is, so that the check for capture then refuses the model by name (`capture.capturing_module`).
     """
     global _hooks  # noqa: PLW0603 (once per process)
     if _hooks is None:

@@ -2,7 +2,7 @@
 
 import logging
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from confident_decoding.config import SelectionPlan
 from confident_decoding.plugin.request_settings import RequestSettings, request_settings
-from confident_decoding.selection import RowRules, hashed_draws
+from confident_decoding.selection import RowRules, as_int64, hashed_draws
 
 logger = logging.getLogger("vllm.confident_decoding")
 Order = Callable[[], tuple[Sequence[str], Sequence[int]]]
@@ -95,17 +95,23 @@ class RequestRows:
             return torch.tensor(values, dtype=dtype).repeat_interleave(repeats)
 
         settings = [request.settings for request in requests]
-        limits = each([one.limit for one in settings], torch.int32)
+        rules = RowRules(
+            self._plan.candidates,
+            each([one.limit for one in settings], torch.int32),
+            self._plan.shift,
+            self._plan.min_entropy,
+        )
         p = each([one.p for one in settings], torch.float64)
         if bool((p < 1).any()):
-            limits = torch.where(self._draws(ids, counts, requests, each) < p, limits, -1)
-        rules = RowRules(self._plan.candidates, _sent(limits, device), self._plan.shift, self._plan.min_entropy)
+            rules = rules.mixed(self._draws(ids, counts, requests, each), p)
+        assert isinstance(rules.limits, Tensor)
+        rules = replace(rules, limits=_sent(rules.limits, device))
         if all((one.shift, one.threshold) == (self._plan.shift, self._plan.min_entropy) for one in settings):
             return rules
         # Both or none, so that kernels have few forms.
         shifts = each([one.shift for one in settings], torch.int32)
         thresholds = each([one.threshold for one in settings], torch.float32)
-        return RowRules(self._plan.candidates, rules.limits, _sent(shifts, device), _sent(thresholds, device))
+        return replace(rules, shifts=_sent(shifts, device), thresholds=_sent(thresholds, device))
 
     def _draws(
         self,
@@ -128,13 +134,8 @@ class RequestRows:
         )
         by_call = hashed_draws(torch.arange(len(positions)), self._seed, self._calls)
         seeded = each([request.seed is not None for request in requests], torch.bool)
-        seeds = each([_as_int64(request.seed or 0) for request in requests], torch.int64)
+        seeds = each([as_int64(request.seed or 0) for request in requests], torch.int64)
         return torch.where(seeded, hashed_draws(positions, seeds), by_call)
-
-
-def _as_int64(value: int) -> int:
-    value &= (1 << 64) - 1
-    return value - (1 << 64) if value >> 63 else value
 
 
 def _sent(values: Tensor, device: torch.device) -> Tensor:

@@ -14,10 +14,10 @@ from typing import Any
 from confident_decoding.plugin import borrowed, contracts
 from confident_decoding.plugin.drafting import unpack_for_drafter
 from confident_decoding.plugin.request_rows import RequestRows
+from confident_decoding.plugin.wrapping import is_wrapped, mark
 
 ATTRIBUTE = "confident_decoding_installed"
 """Where a model instance of ours keeps its `Installed`."""
-_MARK = "_confident_decoding_wrapped"
 
 
 @dataclass(frozen=True)
@@ -72,7 +72,7 @@ def wrap_runners() -> str | None:
 
 def _wrap(cls: Any, name: str, before: Callable[..., None]) -> None:
     original = getattr(cls, name)
-    if getattr(original, _MARK, False):
+    if is_wrapped(original):
         return
 
     @functools.wraps(original)
@@ -83,7 +83,7 @@ def _wrap(cls: Any, name: str, before: Callable[..., None]) -> None:
             before(self, installed.rows, *args, **kwargs)
         return original(self, *args, **kwargs)
 
-    setattr(method, _MARK, True)
+    mark(method)
     borrowed.put(cls, name, method)
 
 

@@ -1,0 +1,173 @@
+"""One engine in a process of its own, for the checks on GPUs: what is asked of it, and what it answers."""
+
+import json
+import logging
+import os
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+SWITCH = "enable_multi_layer_entropy_selection"
+PROMPTS = [[(7 * i + j * j) % 31_000 + 3 for j in range(4 + 5 * i)] for i in range(8)]
+
+
+def on(**keys):
+    return {SWITCH: True, **keys}
+
+
+def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompts=PROMPTS, then=(), **options):
+    engine = {
+        "model": model,
+        "skip_tokenizer_init": True,
+        "max_model_len": 1024,
+        "enable_prefix_caching": False,
+        "additional_config": config,
+        "max_num_seqs": 64,
+        "max_num_batched_tokens": 2048,
+        "gpu_memory_utilization": 0.3,
+        "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]},
+        **options,
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        out = Path(folder) / "out.json"
+        spec = {
+            "engine": engine,
+            "tokens": tokens,
+            "out": str(out),
+            "sync": sync,
+            "sampling": sampling or {"logprobs": 3},
+            "prompts": prompts,
+            "then": then,
+        }
+        done = subprocess.run(
+            [sys.executable, "-m", "benchmarks.gpu_engine", json.dumps(spec)],
+            capture_output=True,
+            text=True,
+            env={
+                "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+                "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+                **os.environ,
+                **(env or {}),
+            },
+            check=False,
+        )
+        if done.returncode:
+            print(done.stdout[-1500:], done.stderr[-3500:])
+            failed = {"tokens": None, "logprobs": None, "drafts": [], "lines": [], "runner": "failed"}
+            return {**failed, "log": done.stdout + done.stderr}
+        return {**json.loads(out.read_text()), "log": done.stdout + done.stderr}
+
+
+def child(spec):
+    """One engine in a process of its own: tokens, logprobs and the plugin's lines."""
+    lines = []
+    make = logging.getLogRecordFactory()
+
+    def factory(*args, **kwargs):
+        record = make(*args, **kwargs)
+        if record.name == "vllm.confident_decoding":
+            lines.append(record.getMessage())
+        return record
+
+    logging.setLogRecordFactory(factory)
+    from vllm import LLM, SamplingParams
+
+    llm = LLM(**spec["engine"])
+    if spec.get("sync"):
+        llm.llm_engine.model_executor.collective_rpc(forbid_sync)
+    proposed = record_drafts(llm) if spec["engine"].get("speculative_config") else []
+    fixed = {"temperature": 0, "max_tokens": spec["tokens"], "ignore_eos": True, "detokenize": False}
+    own = spec["sampling"] if isinstance(spec["sampling"], list) else [spec["sampling"]] * len(spec["prompts"])
+
+    def ask():
+        outputs = llm.generate(
+            [{"prompt_token_ids": ids} for ids in spec["prompts"]],
+            [SamplingParams(**fixed, **options) for options in own],
+            use_tqdm=False,
+        )
+        scores = [[[[t, v.logprob] for t, v in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs]
+        return {"tokens": [list(o.outputs[0].token_ids) for o in outputs], "logprobs": scores}
+
+    result, later = ask(), []
+    for action in spec["then"]:
+        act(llm, **action)
+        later.append(ask())
+    scheduling = llm.llm_engine.vllm_config.scheduler_config.async_scheduling
+    runner = "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1"
+    return {
+        **result,
+        "later": later,
+        "drafts": proposed,
+        "lines": lines,
+        "runner": runner,
+        "asynchronous": bool(scheduling),
+    }
+
+
+def act(llm, *, sleep=None, path=None, head=None):
+    """One action: sleep at a level and wake up, or load the weights of ``path``, or its ``head`` alone, in place."""
+    if sleep is not None:
+        llm.sleep(level=sleep)
+        if sleep == 2:  # weights are discarded: they have to be loaded again before anything is asked
+            llm.wake_up(tags=["weights"])
+            llm.collective_rpc("reload_weights")
+            llm.wake_up(tags=["kv_cache"])
+        else:
+            llm.wake_up()
+    elif head is not None:
+        tensor = load_file(f"{head}/model.safetensors")["lm_head.weight"]
+        llm.apply_model(lambda model: model.load_weights(iter([("lm_head.weight", tensor)])))
+    else:
+        llm.collective_rpc("reload_weights", kwargs={"weights_path": path})
+    llm.reset_prefix_cache()
+
+
+def record_drafts(llm):
+    """A list that every draft of this in-process engine is appended to."""
+    drafts = []
+    runner = llm.llm_engine.model_executor.driver_worker.worker.model_runner
+    drafter = getattr(runner, "drafter", None) or runner.speculator
+    propose = drafter.propose
+
+    def recording(*args, **kwargs):
+        made = propose(*args, **kwargs)
+        drafts.append(made.tolist())
+        return made
+
+    drafter.propose = recording
+    return drafts
+
+
+def forbid_sync(worker):
+    """Make every head call of this worker fail if it synchronises with the host."""
+    import torch
+
+    model = worker.model_runner.get_model()
+    processor = model.logits_processor
+    head = processor._apply_head
+
+    def checked(*args):
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            return head(*args)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+    processor._apply_head = checked
+
+
+def same(a, b):
+    pairs = list(zip(a["tokens"] or [], b["tokens"] or [], strict=False))
+    return f"{sum(x == y for x, y in pairs)}/{len(PROMPTS)} sequences", bool(pairs) and a["tokens"] == b["tokens"]
+
+
+def report(name, ok, detail=""):
+    print(f"{'PASS' if ok else 'FAIL'}  {name}  {detail}", flush=True)
+
+
+if __name__ == "__main__":
+    asked = json.loads(sys.argv[1])
+    Path(asked["out"]).write_text(json.dumps(child(asked)))

@@ -1,0 +1,75 @@
+"""The wrapped model runners, and how a head call's rows are told apart."""
+
+import logging
+import sys
+import types
+
+import pytest
+import torch
+
+from confident_decoding.config import ConfigError
+from confident_decoding.plugin import install, rows, runner
+
+RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
+
+
+def test_rows_are_told_by_the_callers_name():
+    def caller_of(kind, serving, file="somewhere.py"):
+        namespace = {"classify": rows.classify, "sys": sys}
+        exec(compile(f"def {kind}(serving): return classify(sys._getframe(0), serving)", file, "exec"), namespace)
+        return namespace[kind]
+
+    assert caller_of("execute_model", True)(True) == "sampled"
+    assert caller_of("sample", True)(True) == "sampled"
+    assert caller_of("_dummy_sampler_run", True)(True) == "warmup"
+    assert caller_of("_get_prompt_logprobs_dict", True)(True) == "prompt"
+    assert caller_of("chunks", True, "vllm/v1/worker/gpu/sample/prompt_logprob.py")(True) == "prompt"
+
+    # vLLM's warm-up runs whole steps through execute_model: told by a caller further up, until serving.
+    def compile_or_warm_up_model(serving):
+        return caller_of("execute_model", serving)(serving)
+
+    assert compile_or_warm_up_model(False) == "warmup"
+    assert compile_or_warm_up_model(True) == "sampled"
+
+
+def fake_runner(monkeypatch, first_parameter):
+    """A process with one model runner, of the first kind, whose ``execute_model`` takes this parameter."""
+    space = {}
+    exec(f"def execute_model(self, {first_parameter}): return 'ran'", space)
+    module = types.ModuleType(RUNNERS[0])
+    module.GPUModelRunner = type("GPUModelRunner", (), {"execute_model": space["execute_model"], "model": None})
+    monkeypatch.setitem(sys.modules, RUNNERS[0], module)
+    monkeypatch.delitem(sys.modules, RUNNERS[1], raising=False)
+    return module.GPUModelRunner
+
+
+def test_a_known_runner_is_wrapped_once_and_runs_models_that_are_not_ours(monkeypatch):
+    cls = fake_runner(monkeypatch, "scheduler_output")
+    assert runner.wrap_runners() is None
+    wrapped = cls.execute_model
+    assert runner.wrap_runners() is None
+    assert cls.execute_model is wrapped
+    assert cls().execute_model(object()) == "ran"
+
+
+def test_an_unknown_runner_is_left_alone_and_named(monkeypatch):
+    cls = fake_runner(monkeypatch, "work")
+    original = cls.execute_model
+    assert "GPUModelRunner.execute_model" in runner.wrap_runners()
+    assert cls.execute_model is original
+    for name in RUNNERS:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert "none of vLLM's own" in runner.wrap_runners()
+
+
+def test_drafters_that_would_get_packed_rows_are_refused(monkeypatch, caplog):
+    monkeypatch.setattr(runner, "wrap_runners", lambda: "it was renamed")
+    model = torch.nn.Linear(1, 1)
+    for method in ("eagle", "eagle3", "mtp"):
+        config = types.SimpleNamespace(speculative_config=types.SimpleNamespace(method=method))
+        with pytest.raises(ConfigError, match="it was renamed"):
+            install._hook_runners(model, config)
+    with caplog.at_level(logging.ERROR, "vllm.confident_decoding"):
+        install._hook_runners(model, types.SimpleNamespace(speculative_config=None))
+    assert "it was renamed" in caplog.text
