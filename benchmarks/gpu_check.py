@@ -3,7 +3,7 @@
 python -m benchmarks.gpu_check exact      p=0 against the switch off, batch-invariant, V1 and V2 runners
 python -m benchmarks.gpu_check cache      off, on, other window, off, on: on one warm compile cache
 python -m benchmarks.gpu_check sync       no host synchronisation in a head call
-python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; two pipeline stages: candidates that fit, and too many
+python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; two stages: candidates that fit, and too many
 python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
 python -m benchmarks.gpu_check requests   requests with settings of their own in one batch, V1 and V2 runners
 python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
