@@ -97,7 +97,7 @@ def test_models_that_can_be(tmp_path):
         check_model(model)
 
 
-@pytest.mark.parametrize("model", ["./nothing", "/nowhere/at/all", "a/b/c", ""])
+@pytest.mark.parametrize("model", ["./nothing", "/nowhere/at/all", "a/b/c", "~/nothing-here", ""])
 def test_models_that_cannot_be(model, refused):
     assert "there is no model at" in refused(check_model, model)
 

@@ -61,7 +61,7 @@ def bench(
     batches = _batches(batch)
     check_model(model)
     require_vllm()
-    defaults = {
+    defaults: dict[str, Any] = {
         "enable_prefix_caching": False,
         "max_model_len": max(512, 2 * tokens),
         "max_num_seqs": max(8, *batches),

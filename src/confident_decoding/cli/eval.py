@@ -11,26 +11,16 @@ import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from confident_decoding.cli.inputs import fail
+from confident_decoding.cli import options
+from confident_decoding.cli.inputs import check_model, fail
 from confident_decoding.cli.outputs import print_json, write_text
 
 if TYPE_CHECKING:
     from confident_decoding.evaluation.run import Evaluation
 
-_SET_HERE = {
-    "additional_config": "use --setting",
-    "pretrained": "it is the command's first argument",
-    "model": "it is the command's first argument",
-    "seed": "use --seed",
-    "pipeline_parallel_size": "Confident Decoding is not active with pipeline stages; use tensor_parallel_size",
-    "data_parallel_size": "one engine runs at a time; tensor_parallel_size spreads it over GPUs",
-}
-
 
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder of a checkpoint, or a model's name on the hub.")
-    ],
+    model: options.Model,
     tasks: Annotated[
         list[str],
         typer.Option(
@@ -97,10 +87,12 @@ def evaluate(
         str | None,
         typer.Option(
             metavar="JSON",
-            help="Further arguments of vLLM's engine (and of lm-eval's vllm model), JSON: "
-            '\'{"max_model_len": 4096, "tensor_parallel_size": 2}\'.',
+            help="Arguments of lm-eval's vllm model that are not options of vLLM, for example "
+            "'{\"add_bos_token\": true}'.",
+            show_default=False,
         ),
     ] = None,
+    vllm: options.EngineOptions = "",
     seed: Annotated[int, typer.Option(min=0, help="Of everything that draws: the same seed, the same numbers.")] = 1234,
     own_engines: Annotated[
         bool,
@@ -109,8 +101,8 @@ def evaluate(
     allow_unsafe_code: Annotated[
         bool, typer.Option("--allow-unsafe-code", help="Let tasks run the code that the model writes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show what vLLM and lm-eval print.")] = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Compare standard decoding with Confident Decoding on tasks of lm-evaluation-harness.
 
@@ -119,6 +111,7 @@ def evaluate(
 
     Example: confident-decoding eval MODEL --tasks gsm8k -s trough -s last-m1 --limit 200
     """
+    check_model(model)
     _need("lm_eval", "vllm", "scipy")
     from confident_decoding.evaluation.folder import FolderError
     from confident_decoding.evaluation.process import ChildError
@@ -143,7 +136,8 @@ def evaluate(
             apply_chat_template=apply_chat_template,
             system_instruction=system_instruction,
             gen_kwargs=_json("--gen-kwargs", gen_kwargs) if gen_kwargs is not None else None,
-            model_args=_model_args(model_args),
+            vllm=vllm,
+            model_args=_json("--model-args", model_args) if model_args is not None else {},
             seed=seed,
             own_engines=own_engines,
             allow_unsafe_code=allow_unsafe_code,
@@ -189,14 +183,6 @@ def _json(option: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         fail(f"{option} must be a JSON object, not {text!r}.")
     return value
-
-
-def _model_args(text: str | None) -> dict[str, Any]:
-    values = _json("--model-args", text) if text is not None else {}
-    for key in values:
-        if key in _SET_HERE:
-            fail(f"--model-args cannot hold {key!r}: {_SET_HERE[key]}.")
-    return values
 
 
 def _folder(path: Path) -> Path:

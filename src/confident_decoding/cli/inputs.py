@@ -96,7 +96,7 @@ def check_model(model: str) -> None:
     Raises:
         typer.Exit: A path without a model.
     """
-    path = Path(model).expanduser()
+    path = Path(model)  # a ~ is left to the shell, as vLLM leaves it
     valid = "Give a folder with a model's config.json, or a name as on a model hub (owner/model)."
     if model and path.is_dir():
         if not any((path / name).is_file() for name in ("config.json", "params.json")):
