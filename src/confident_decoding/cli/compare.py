@@ -127,7 +127,7 @@ def answers(
     Raises:
         WrongUseError: vLLM refuses a prompt.
     """
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    from tqdm import tqdm
     from vllm import SamplingParams
 
     def progress(*args: Any, **kwargs: Any) -> Any:
