@@ -89,6 +89,37 @@ def test_charts_are_drawn(opened):
     assert all(complete and natural > 100 and shown > 200 for complete, natural, shown in images)
 
 
+def test_the_main_figures_are_named(opened, report):
+    found = opened(1280).evaluate("[...document.querySelectorAll('.figures div')].map(d => d.innerText.split('\\n'))")
+    summary = report[2]
+    shown = {name: value for name, value, _ in (line for line in found)}
+    assert shown == {
+        "tokens": "280",
+        "not at final": f"{100 * summary['not_at_final']:.1f} %",
+        "replaced": f"{100 * summary['replaced']:.1f} %",
+        "mean depth": f"{summary['mean_depth']:.2f}",
+        "extra projections": f"{summary['extra_projections']:.2f}",
+        "entropy drop": f"{summary['entropy']['drop']:.3f}",
+    }
+
+
+def test_a_page_that_does_not_show_all_says_so(opened, tmp_path):
+    made_up = [made.sequence(50, 6, tops=tops, seed=tops) for tops in (50, 10, 0)]
+    writer = TraceWriter(tmp_path / "trace.parquet", made.about(6, 4))
+    for sequence in made_up:
+        writer.add(sequence, [spell(token) for token in sequence.tokens.tolist()])
+    writer.close()
+    trace = Trace(tmp_path / "trace.parquet")
+    write_page(tmp_path / "report.html", summarise(trace, spell), trace, {}, spell)
+    page = opened(1280, path=tmp_path / "report.html")
+    assert page.locator(".answer .t").count() == 60
+    assert page.locator("section:has(#text) > p").first.inner_text().startswith("The first 60 of 150 tokens. ")
+
+
+def test_a_page_that_shows_all_does_not_say_otherwise(opened):
+    assert "The first" not in opened(1280).locator("section:has(#text) > p").first.inner_text()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_charts_are_those_of_the_colour_scheme(scheme, opened, report):
     page = opened(1280, color_scheme=scheme)
@@ -286,6 +317,18 @@ def test_charts_show_the_summary(report):
     windows = summary["windows"]
     assert lines(drawn["window-shares"])[:2] == [[w[key] for w in windows] for key in ("not_at_final", "replaced")]
     assert lines(drawn["window-work"])[:2] == [[w[key] for w in windows] for key in ("mean_depth", "extra_projections")]
+
+
+@pytest.mark.parametrize("name", ["entropy-by-layer", "positions", "window-shares", "window-work"])
+def test_no_line_touches_the_edge_of_its_chart(name, report):
+    """Also where it is nearly flat, far above 0."""
+    flat = {group: [5.6, 5.61, 5.6] for group in report[2]["entropy_by_depth"]}
+    (chart,) = (chart for chart in plots.CHARTS if chart.name == name)
+    (axes,) = plots.figure(chart, report[2] | {"entropy_by_depth": flat}).axes
+    low, high = axes.get_ylim()
+    highest = max(max(line.get_ydata()) for line in axes.lines if line.get_linestyle() != ":")
+    assert low == 0
+    assert high == pytest.approx(1.08 * highest)
 
 
 def test_charts_are_proper_images(report, tmp_path):
