@@ -30,7 +30,7 @@ def test_every_form_of_a_prompt(tmp_path):
     messages = [{"role": "user", "content": "Why?"}]
     lines = ['"plain"', "", json.dumps({"prompt": "keyed"}), json.dumps({"messages": messages})]
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
-    assert read_prompts(tmp_path / "p.jsonl") == [Prompt("plain"), Prompt("keyed"), Prompt(messages=messages)]
+    assert read_prompts(tmp_path / "p.jsonl") == [Prompt(1, "plain"), Prompt(3, "keyed"), Prompt(4, messages=messages)]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,10 @@ def test_every_form_of_a_prompt(tmp_path):
         ('{"prompt": "a", "temperature": 1}', "line 3: not a prompt"),
         ('{"messages": []}', "line 3: not a prompt"),
         ('{"messages": [{"role": "user"}]}', "line 3: not a prompt"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "line 3: not a prompt"),
+        ('{"messages": [{"role": "user", "content": {"text": "a"}}]}', "line 3: not a prompt"),
+        (r'"a\ud800b"', "line 3: not text (it holds half of a surrogate pair)"),
+        (r'{"messages": [{"role": "user", "content": "\udc00"}]}', "line 3: not text"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path, refused, line, says):

@@ -17,6 +17,7 @@ from confident_decoding.cli import options
 from confident_decoding.cli.engines import WrongUseError, engine_args, output_aside, require_vllm, spinner, text_of
 from confident_decoding.cli.inputs import Prompt, check_model, fail, read_prompts
 from confident_decoding.cli.outputs import print_json
+from confident_decoding.cli.rehearsal import check_lengths, rehearse
 
 NEEDED = ("jinja2", "matplotlib", "numpy", "pyarrow")
 
@@ -102,7 +103,8 @@ def analyze(
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, for one request at a time
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is half written goes as well
     with output_aside(verbose) as terminal:
-        engine = _start(model, vllm, window, max(window, sweep), "confident" if given else trajectory.value, terminal)
+        served = "confident" if given else trajectory.value
+        engine = _start(model, vllm, window, max(window, sweep), served, asked, terminal)
         summary = _analyse(
             engine, asked, given, target, terminal, model=name, max_tokens=max_tokens, top_tokens=top_tokens
         )
@@ -112,7 +114,9 @@ def analyze(
         _show(summary, target)
 
 
-def _start(model: str, vllm: str, window: int, candidates: int, trajectory: Any, terminal: TextIO) -> Any:
+def _start(
+    model: str, vllm: str, window: int, candidates: int, trajectory: Any, asked: list[Prompt], terminal: TextIO
+) -> Any:
     from confident_decoding.analysis.engine import Engine, defaults, resolve
 
     with spinner(terminal, f"Starting vLLM with {model} ..."):
@@ -125,7 +129,10 @@ def _start(model: str, vllm: str, window: int, candidates: int, trajectory: Any,
             raise
         except (ValueError, OSError) as error:
             raise WrongUseError(f"vLLM cannot use {model!r}: {text_of(error)}") from error
-        return Engine(arguments, window)
+        lengths = rehearse(arguments, asked) if asked else []
+        engine = Engine(arguments, window)
+    check_lengths(asked, lengths, engine.max_model_len)
+    return engine
 
 
 def _analyse(

@@ -10,7 +10,6 @@ import typer
 
 from confident_decoding.cli import compare_report, options
 from confident_decoding.cli.engines import (
-    WrongUseError,
     engine_args,
     output_aside,
     require_plugin,
@@ -20,6 +19,7 @@ from confident_decoding.cli.engines import (
 from confident_decoding.cli.inputs import Prompt, check_model, fail, read_additional_config, read_prompts
 from confident_decoding.cli.outputs import check_target, print_json, write_text
 from confident_decoding.cli.pairs import Answer, Pair, summary
+from confident_decoding.cli.rehearsal import check_lengths, rehearse
 from confident_decoding.config import ConfidentDecodingConfig
 
 
@@ -67,7 +67,7 @@ def compare(
     # The engine in this process: its errors are this command's, not a line in another process's log.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     with output_aside(verbose) as terminal:
-        engine = start(model, vllm, values, terminal)
+        engine = start(model, vllm, values, asked, terminal)
         sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
         standard = answers(engine, asked, {**sampling, "extra_args": {"confident_p": 0}}, "standard", terminal)
         confident = answers(engine, asked, sampling, "confident", terminal)
@@ -103,10 +103,13 @@ def _check_html(path: Path) -> None:
     check_target(path)
 
 
-def start(model: str, options: str, additional_config: dict[str, Any], terminal: TextIO) -> Any:
-    """An ``LLM`` with the plugin on.
+def start(
+    model: str, options: str, additional_config: dict[str, Any], prompts: Sequence[Prompt], terminal: TextIO
+) -> Any:
+    """An ``LLM`` with the plugin on, for prompts that it can take.
 
     Raises:
+        WrongUseError: An option or a prompt cannot be used.
         RuntimeError: The plugin is not loaded.
         Exception: vLLM cannot serve the model, in its own words.
     """
@@ -116,17 +119,17 @@ def start(model: str, options: str, additional_config: dict[str, Any], terminal:
         # A prompt's second answer would otherwise begin from cached blocks, in chunks of another size.
         arguments = engine_args(model, options, additional_config, enable_prefix_caching=False)
         require_plugin()
-        return LLM.from_engine_args(arguments)
+        lengths = rehearse(arguments, prompts)
+        engine = LLM.from_engine_args(arguments)
+    # With `--max-model-len auto` the context is what the memory allows, which is known now.
+    check_lengths(prompts, lengths, engine.llm_engine.vllm_config.model_config.max_model_len)
+    return engine
 
 
 def answers(
     engine: Any, prompts: Sequence[Prompt], sampling: dict[str, Any], name: str, terminal: TextIO
 ) -> list[Answer]:
-    """One answer to each prompt, in order.
-
-    Raises:
-        WrongUseError: vLLM refuses a prompt.
-    """
+    """One answer to each prompt, in order."""
     from tqdm import tqdm
     from vllm import SamplingParams
 
@@ -140,13 +143,10 @@ def answers(
     texts = [number for number, prompt in enumerate(prompts) if prompt.messages is None]
     chats = [number for number, prompt in enumerate(prompts) if prompt.messages is not None]
     found: dict[int, Answer] = {}
-    try:
-        if texts:
-            outputs = engine.generate([prompts[n].prompt for n in texts], parameters, use_tqdm=bar)
-            found |= zip(texts, map(Answer.of, outputs), strict=True)
-        if chats:
-            outputs = engine.chat([prompts[n].messages for n in chats], parameters, use_tqdm=bar)
-            found |= zip(chats, map(Answer.of, outputs), strict=True)
-    except ValueError as error:
-        raise WrongUseError(f"vLLM refuses a prompt: {error}") from error
+    if texts:
+        outputs = engine.generate([prompts[n].prompt for n in texts], parameters, use_tqdm=bar)
+        found |= zip(texts, map(Answer.of, outputs), strict=True)
+    if chats:
+        outputs = engine.chat([prompts[n].messages for n in chats], parameters, use_tqdm=bar)
+        found |= zip(chats, map(Answer.of, outputs), strict=True)
     return [found[number] for number in range(len(prompts))]

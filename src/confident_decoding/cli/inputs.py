@@ -37,10 +37,12 @@ class Prompt:
     """One line of a prompts file.
 
     Attributes:
+        line: Its number, from 1.
         prompt: Text that the model continues as it is, or None.
         messages: Chat messages for the model's chat template, or None.
     """
 
+    line: int
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
 
@@ -67,15 +69,18 @@ def read_prompts(path: Path) -> list[Prompt]:
             continue
         try:
             value = json.loads(line)
+            json.dumps(value, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             fail(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno}); {form}.")
+        except UnicodeEncodeError:
+            fail(f"{path}, line {number}: not text (it holds half of a surrogate pair); {form}.")
         match value:
             case str() if value:
-                prompts.append(Prompt(value))
+                prompts.append(Prompt(number, value))
             case {"prompt": str() as text, **rest} if text and not rest:
-                prompts.append(Prompt(text))
+                prompts.append(Prompt(number, text))
             case {"messages": [_, *_] as messages, **rest} if not rest and all(_is_message(m) for m in messages):
-                prompts.append(Prompt(messages=messages))
+                prompts.append(Prompt(number, messages=messages))
             case _:
                 fail(f"{path}, line {number}: not a prompt; {form}.")
     if not prompts:
@@ -84,7 +89,12 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("role"), str)
+        and "content" in value
+        and isinstance(value["content"], str | list | None)  # a list: parts, of which some are images
+    )
 
 
 def check_model(model: str) -> None:
