@@ -14,7 +14,7 @@ with output_aside(verbose={verbose}) as terminal:
     print("to stdout")
     print("to stderr", file=sys.stderr)
     os.system("echo from a child")
-    terminal.write("progress\\n")
+    terminal.print("progress")
     {then}
 print("result")
 """

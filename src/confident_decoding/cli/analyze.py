@@ -6,17 +6,17 @@ import signal
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import WrongUseError, engine_args, output_aside, require_vllm, spinner, text_of
+from confident_decoding.cli.engines import WrongUseError, engine_args, output_aside, require_vllm, text_of
 from confident_decoding.cli.inputs import Prompt, check_model, fail, read_prompts
 from confident_decoding.cli.outputs import print_json
+from confident_decoding.cli.progress import bar, spinner
 from confident_decoding.cli.rehearsal import check_lengths, rehearse
 
 NEEDED = ("jinja2", "matplotlib", "numpy", "pyarrow")
@@ -115,7 +115,7 @@ def analyze(
 
 
 def _start(
-    model: str, vllm: str, window: int, candidates: int, trajectory: Any, asked: list[Prompt], terminal: TextIO
+    model: str, vllm: str, window: int, candidates: int, trajectory: Any, asked: list[Prompt], terminal: Console
 ) -> Any:
     from confident_decoding.analysis.engine import Engine, defaults, resolve
 
@@ -136,26 +136,25 @@ def _start(
 
 
 def _analyse(
-    engine: Any, asked: list[Prompt], given: list[str], target: Path, terminal: TextIO, *, max_tokens: int, **about: Any
+    engine: Any,
+    asked: list[Prompt],
+    given: list[str],
+    target: Path,
+    terminal: Console,
+    *,
+    max_tokens: int,
+    **about: Any,
 ) -> dict[str, Any]:
     from confident_decoding.analysis import run, texts
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(file=terminal),
-        disable=not terminal.isatty(),
-    )
-    with bar:
+    with bar(terminal) as progress:
         if given:
             cut = partial(texts.cut, engine.tokenizer, longest=engine.max_model_len - 1)
             # Twice rather than kept: a text may be long.
-            task = bar.add_task("tokens read", total=sum(len(piece) - 1 for text in given for piece in cut(text)))
+            task = progress.add_task("tokens read", total=sum(len(piece) - 1 for text in given for piece in cut(text)))
             sequences, trajectory = run.readings(engine, (piece for text in given for piece in cut(text))), "text"
         else:
-            task = bar.add_task("prompts answered", total=len(asked))
+            task = progress.add_task("prompts answered", total=len(asked))
             sequences, trajectory = (
                 run.answers(engine, [p.messages or p.prompt or "" for p in asked], max_tokens),
                 engine.trajectory,
@@ -166,7 +165,7 @@ def _analyse(
                 sequences,
                 target,
                 trajectory=trajectory,
-                progress=lambda tokens: bar.advance(task, tokens if given else 1),
+                progress=lambda tokens: progress.advance(task, tokens if given else 1),
                 **about,
             )
         except run.UnusableError as error:

@@ -9,7 +9,6 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from confident_decoding.bench import engine as engines
@@ -25,6 +24,7 @@ from confident_decoding.cli.engines import (
 )
 from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config
 from confident_decoding.cli.outputs import print_json
+from confident_decoding.cli.progress import bar, terminal
 
 STOCK, CONFIDENT = "stock", "confident"
 
@@ -83,13 +83,12 @@ def bench(
     groups = [[STOCK], [CONFIDENT]] if one_at_a_time else [[STOCK, CONFIDENT]]
     measured: list[Times] = [{} for _ in range(rounds)]
     total = 2 * len(batches) * (rounds + 1)
-    terminal = Console(stderr=True)
-    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-        task = progress.add_task("Starting vLLM", total=total)
+    with bar(terminal(verbose=False)) as progress:  # what vLLM says goes into files
+        task = progress.add_task("", total=total)
         for group in groups:
-            progress.update(task, description=f"Starting vLLM ({' and '.join(group)})")
+            progress.update(task, description=f"starting vLLM ({' and '.join(group)})")
             with running({name: specs[name] for name in group}, verbose) as started:
-                progress.update(task, description="Measuring")
+                progress.update(task, description="measuring")
                 for mine, round_ in zip(
                     measured, measure(started, batches, rounds, tokens, lambda: progress.advance(task)), strict=True
                 ):

@@ -2,11 +2,12 @@
 
 import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from confident_decoding.cli import compare_report, options
 from confident_decoding.cli.engines import (
@@ -14,11 +15,11 @@ from confident_decoding.cli.engines import (
     output_aside,
     require_plugin,
     require_vllm,
-    spinner,
 )
 from confident_decoding.cli.inputs import Prompt, check_model, fail, read_additional_config, read_prompts
 from confident_decoding.cli.outputs import check_target, print_json, write_text
 from confident_decoding.cli.pairs import Answer, Pair, summary
+from confident_decoding.cli.progress import bar, counting, spinner
 from confident_decoding.cli.rehearsal import check_lengths, rehearse
 from confident_decoding.config import ConfidentDecodingConfig
 
@@ -69,8 +70,16 @@ def compare(
     with output_aside(verbose) as terminal:
         engine = start(model, vllm, values, asked, terminal)
         sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-        standard = answers(engine, asked, {**sampling, "extra_args": {"confident_p": 0}}, "standard", terminal)
-        confident = answers(engine, asked, sampling, "confident", terminal)
+        with bar(terminal) as progress:
+            task = progress.add_task("", total=2 * len(asked))
+
+            def both(done: int, name: str) -> None:
+                progress.update(task, completed=done, description=f"{name} answers")
+
+            standard = answers(
+                engine, asked, {**sampling, "extra_args": {"confident_p": 0}}, lambda n: both(n, "standard")
+            )
+            confident = answers(engine, asked, sampling, lambda n: both(len(asked) + n, "confident"))
         decode = engine.get_tokenizer().decode
         pairs = [Pair.of(*pair, decode) for pair in zip(asked, standard, confident, strict=True)]
     result = {
@@ -104,7 +113,7 @@ def _check_html(path: Path) -> None:
 
 
 def start(
-    model: str, options: str, additional_config: dict[str, Any], prompts: Sequence[Prompt], terminal: TextIO
+    model: str, options: str, additional_config: dict[str, Any], prompts: Sequence[Prompt], terminal: Console
 ) -> Any:
     """An ``LLM`` with the plugin on, for prompts that it can take.
 
@@ -127,26 +136,22 @@ def start(
 
 
 def answers(
-    engine: Any, prompts: Sequence[Prompt], sampling: dict[str, Any], name: str, terminal: TextIO
+    engine: Any, prompts: Sequence[Prompt], sampling: dict[str, Any], progress: Callable[[int], None]
 ) -> list[Answer]:
-    """One answer to each prompt, in order."""
-    from tqdm import tqdm
+    """One answer to each prompt, in order; ``progress`` is told how many there are."""
     from vllm import SamplingParams
 
-    def progress(*args: Any, **kwargs: Any) -> Any:
-        if str(kwargs.get("desc", "")).startswith("Processed"):
-            kwargs["desc"] = f"{name} answers"
-        return tqdm(*args, **{**kwargs, "file": terminal, "leave": False})
-
-    bar = progress if terminal.isatty() else False  # vLLM divides by the time of a bar that is not shown
+    progress(0)
     parameters = SamplingParams(**sampling)
     texts = [number for number, prompt in enumerate(prompts) if prompt.messages is None]
     chats = [number for number, prompt in enumerate(prompts) if prompt.messages is not None]
     found: dict[int, Answer] = {}
     if texts:
-        outputs = engine.generate([prompts[n].prompt for n in texts], parameters, use_tqdm=bar)
+        count = counting(lambda done, _: progress(done))
+        outputs = engine.generate([prompts[n].prompt for n in texts], parameters, use_tqdm=count)
         found |= zip(texts, map(Answer.of, outputs), strict=True)
     if chats:
-        outputs = engine.chat([prompts[n].messages for n in chats], parameters, use_tqdm=bar)
+        count = counting(lambda done, _: progress(len(texts) + done))
+        outputs = engine.chat([prompts[n].messages for n in chats], parameters, use_tqdm=count)
         found |= zip(chats, map(Answer.of, outputs), strict=True)
     return [found[number] for number in range(len(prompts))]

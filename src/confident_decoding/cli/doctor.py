@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 import confident_decoding
 from confident_decoding.cli import doctor_report, expectation, options
 from confident_decoding.cli.inputs import check_model, fail, read_additional_config
 from confident_decoding.cli.outputs import print_json
+from confident_decoding.cli.progress import spinner, terminal
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
 from confident_decoding.plugin.cost import packed_bytes
 
@@ -100,7 +100,7 @@ def _shown(model: str | None) -> str | None:
 def ask_child(spec: dict[str, Any], verbose: bool) -> dict[str, Any]:
     """What `probe` finds, in a process as vLLM starts them."""
     command = [sys.executable, "-P", "-m", "confident_decoding.cli.probe", json.dumps(spec)]
-    with Console(stderr=True).status("Asking vLLM ..."):
+    with spinner(terminal(verbose), "Asking vLLM ..."):
         child = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=None if verbose else subprocess.PIPE, text=True, check=False
         )

@@ -9,11 +9,12 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator, Mapping
-from typing import Any, NoReturn, TextIO
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from confident_decoding.cli.inputs import fail
+from confident_decoding.cli.progress import terminal
 from confident_decoding.plugin.compat import RANGE
 
 _PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\] ?)?")
@@ -113,7 +114,7 @@ def engine_args(
 
 
 @contextlib.contextmanager
-def output_aside(verbose: bool) -> Iterator[TextIO]:
+def output_aside(verbose: bool) -> Iterator[Console]:
     """Put aside what this process and its children print while the block runs, and report why it fails.
 
     Standard output and error, of libraries and child processes too, go to a temporary file, so that a
@@ -121,21 +122,21 @@ def output_aside(verbose: bool) -> Iterator[TextIO]:
     `fail` would print there too: raise in the block.
 
     Yields:
-        The terminal (standard error), for progress.
+        Standard error, for progress.
 
     Raises:
         typer.Exit: The block raised; the message is the reason, also where vLLM says that the log holds it.
     """
     _flush()
     saved = os.dup(1), os.dup(2)
-    terminal = os.fdopen(os.dup(2), "w")
+    stderr = os.fdopen(os.dup(2), "w")
     log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed below)
     reason, status = None, 1
     try:
         os.dup2(2 if verbose else log.fileno(), 1)
         if not verbose:
             os.dup2(log.fileno(), 2)
-        yield terminal
+        yield terminal(verbose, file=stderr)
     except WrongUseError as error:
         reason, status = str(error), 2
     except Exception as error:
@@ -149,7 +150,7 @@ def output_aside(verbose: bool) -> Iterator[TextIO]:
         os.dup2(saved[1], 2)
         for descriptor in saved:
             os.close(descriptor)
-        terminal.close()
+        stderr.close()
         log.close()
     if reason:
         fail(reason, status)
@@ -203,15 +204,3 @@ def text_of(error: BaseException) -> str:
         text = "; ".join(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())
     kind, text = type(error).__name__, " ".join(text.split())
     return ": ".join(filter(None, (kind, text))) if isinstance(error, _TERSE) or not text else text
-
-
-@contextlib.contextmanager
-def spinner(terminal: TextIO, doing: str) -> Iterator[None]:
-    """A sign of life on a terminal, and one line elsewhere."""
-    console = Console(file=terminal)
-    if not console.is_terminal:
-        console.print(doing, highlight=False)
-        yield
-        return
-    with console.status(doing):
-        yield

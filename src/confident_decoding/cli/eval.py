@@ -3,17 +3,16 @@
 import contextlib
 import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from confident_decoding.cli import options
 from confident_decoding.cli.inputs import check_model, fail
 from confident_decoding.cli.outputs import print_json, write_text
+from confident_decoding.cli.progress import bar, spinner, terminal
 
 if TYPE_CHECKING:
     from confident_decoding.evaluation.run import Evaluation
@@ -145,8 +144,8 @@ def evaluate(
         )
         if not request.tasks:
             fail("--tasks names no task.")
-        notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        with notes.status("Reading the model and the tasks ..."):
+        notes = terminal(verbose, markup=False, soft_wrap=True)
+        with spinner(notes, "Reading the model and the tasks ..."):
             evaluation = Evaluation(request, write_text)
         _announce(evaluation, notes)
         _answer(evaluation, notes)
@@ -200,10 +199,8 @@ def _announce(evaluation: "Evaluation", notes: Console) -> None:
 
 def _answer(evaluation: "Evaluation", notes: Console) -> None:
     """Let the engines answer, with a bar for all parts and one for the requests of the current one."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with contextlib.ExitStack() as stack:
-        shown = sys.stderr.isatty()
-        progress = stack.enter_context(Progress(*columns, console=notes, transient=True, disable=not shown))
+        progress = stack.enter_context(bar(notes))
         parts = progress.add_task("parts", total=len(evaluation.units), completed=evaluation.finished)
         requests = progress.add_task("starting", total=None)
         for event in stack.enter_context(contextlib.closing(evaluation.answer())):

@@ -8,11 +8,11 @@ from typing import Any
 
 import lm_eval
 from lm_eval.models.vllm_causallms import VLLM
-from tqdm import tqdm
 from vllm import SamplingParams
 from vllm.platforms import current_platform
 
 from confident_decoding.cli.engines import WrongUseError
+from confident_decoding.cli.progress import counting
 from confident_decoding.evaluation.describe import given, load_tasks
 from confident_decoding.evaluation.protocol import Send
 
@@ -153,17 +153,10 @@ def _check_active(engine: Any) -> None:
 
 def _reporting(generate: Callable[..., Any], send: Send) -> Callable[..., Any]:
     """``LLM.generate`` whose progress bar is the parent's."""
-
-    class Bar(tqdm):
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": False, "delay": 1e9})
-
-        def update(self, n: float = 1) -> None:
-            super().update(n)
-            send("progress", done=self.n, total=self.total)
+    count = counting(lambda done, total: send("progress", done=done, total=total))
 
     def reporting(*args: Any, use_tqdm: Any = True, **options: Any) -> Any:
-        return generate(*args, use_tqdm=Bar, **options)
+        return generate(*args, use_tqdm=count, **options)
 
     return reporting
 
