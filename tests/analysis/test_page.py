@@ -181,6 +181,19 @@ def test_hovering_shows_the_candidates(article, token, opened, report):
     assert panel_of(page) is None
 
 
+def test_an_entropy_that_is_no_number_is_said_to_be_none(opened, tmp_path):
+    sequence = made.sequence(3, 6)
+    sequence.seen.entropies[1, :3] = np.nan, np.inf, 1.5
+    writer = TraceWriter(tmp_path / "trace.parquet", made.about(6, 4))
+    writer.add(sequence, ["a", "b", "c"])
+    writer.close()
+    trace = Trace(tmp_path / "trace.parquet")
+    write_page(tmp_path / "report.html", summarise(trace, spell), trace, {}, spell)
+    page = opened(1280, path=tmp_path / "report.html")
+    point_at(page, page.locator(".answer .t").nth(1))
+    assert [row[1] for row in panel_of(page)][:3] == ["none", "none", "1.500"]
+
+
 def test_title_says_what_replaces_what(opened, report):
     page, (_, sequences, _) = opened(1280), report
     replaced = page.locator(".answer .t.r").first
