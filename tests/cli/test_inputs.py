@@ -5,7 +5,7 @@ import json
 import pytest
 import typer
 
-from confident_decoding.cli.inputs import Prompt, check_model, read_additional_config, read_config, read_prompts
+from confident_decoding.cli.inputs import Prompt, check_model, read_additional_config, read_prompts, shown_name
 
 SWITCH = "enable_multi_layer_entropy_selection"
 
@@ -68,9 +68,9 @@ def test_no_prompts(tmp_path, refused):
 def test_settings_are_switched_on_unless_they_say_otherwise(tmp_path):
     assert read_additional_config(None) == {SWITCH: True}
     assert read_additional_config('{"p": 0.5, "other_plugin": 1}') == {SWITCH: True, "p": 0.5, "other_plugin": 1}
-    assert read_config(f'{{"{SWITCH}": false}}').enable_multi_layer_entropy_selection is False
+    assert read_additional_config(f'{{"{SWITCH}": false}}') == {SWITCH: False}
     (tmp_path / "settings.json").write_text('{"select_method": "last-m8"}')
-    assert read_config(str(tmp_path / "settings.json")).select_method == "last-m8"
+    assert read_additional_config(str(tmp_path / "settings.json")) == {SWITCH: True, "select_method": "last-m8"}
 
 
 @pytest.mark.parametrize(
@@ -99,6 +99,15 @@ def test_models_that_can_be(tmp_path):
     (tmp_path / "weights.gguf").write_text("")
     for model in (str(tmp_path), str(tmp_path / "weights.gguf"), "owner/name-7B.v2", "gpt2", "s3://bucket/model"):
         check_model(model)
+
+
+def test_results_name_a_model_without_its_place(tmp_path, monkeypatch):
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path / "my-model")
+    assert {shown_name(model) for model in (".", "../my-model", "../my-model/", str(tmp_path / "my-model"))} == {
+        "my-model"
+    }
+    assert shown_name("owner/name") == "owner/name"
 
 
 @pytest.mark.parametrize("model", ["./nothing", "/nowhere/at/all", "a/b/c", "~/nothing-here", ""])

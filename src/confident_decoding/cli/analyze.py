@@ -1,6 +1,5 @@
 """``confident-decoding analyze``: what the selection does on a model, token by token."""
 
-import importlib.util
 import os
 import signal
 from enum import StrEnum
@@ -14,12 +13,10 @@ from rich.table import Table
 
 from confident_decoding.cli import options
 from confident_decoding.cli.engines import WrongUseError, engine_args, output_aside, require_vllm, text_of
-from confident_decoding.cli.inputs import Prompt, check_model, fail, read_prompts
+from confident_decoding.cli.inputs import Prompt, check_model, fail, read_prompts, require, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import bar, spinner
 from confident_decoding.cli.rehearsal import check_lengths, rehearse
-
-NEEDED = ("jinja2", "matplotlib", "numpy", "pyarrow")
 
 
 class Trajectory(StrEnum):
@@ -92,13 +89,12 @@ def analyze(
     if (prompts is None) == (not text):
         fail("give either a JSON-lines file of PROMPTS or a text with --text FILE.")
     check_model(model)
-    name = Path(model).name if Path(model).exists() else model  # the page need not say where it lies on this machine
-    target = _new_folder(output or Path(f"analysis-{Path(model).name}"))
+    name = shown_name(model)
+    target = _new_folder(output or Path(f"analysis-{Path(name).name}"))
     asked = read_prompts(prompts) if prompts else []
     given = [_read_text(path) for path in text or ()]
     require_vllm()
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        fail(f"analyze needs {' and '.join(missing)}: install confident-decoding[analysis].", status=1)
+    require("analyze", "jinja2", "matplotlib", "numpy", "pyarrow", extra="analysis")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # rows are recorded in this process
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, for one request at a time
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is half written goes as well

@@ -22,7 +22,7 @@ from confident_decoding.cli.engines import (
     require_plugin,
     require_vllm,
 )
-from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config
+from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import bar, terminal
 
@@ -95,7 +95,7 @@ def bench(
                     mine.update(round_)
     result = {
         "machine": machine(),
-        "arguments": {"model": Path(model).name if Path(model).exists() else model, "vllm": vllm, "tokens": tokens},
+        "arguments": {"model": shown_name(model), "vllm": vllm, "tokens": tokens},
         "additional_config": values,
         "median": medians(measured),
         "rounds": measured,

@@ -1,6 +1,5 @@
 """``confident-decoding compare``: standard and confident answers side by side."""
 
-import importlib.util
 import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -16,7 +15,15 @@ from confident_decoding.cli.engines import (
     require_plugin,
     require_vllm,
 )
-from confident_decoding.cli.inputs import Prompt, check_model, fail, read_additional_config, read_prompts
+from confident_decoding.cli.inputs import (
+    Prompt,
+    check_model,
+    fail,
+    read_additional_config,
+    read_prompts,
+    require,
+    shown_name,
+)
 from confident_decoding.cli.outputs import check_target, print_json, write_text
 from confident_decoding.cli.pairs import Answer, Pair, summary
 from confident_decoding.cli.progress import bar, counting, spinner
@@ -63,7 +70,8 @@ def compare(
     check_model(model)
     asked = read_prompts(prompts)
     if html is not None:
-        _check_html(html)
+        require("--html", "jinja2", extra="analysis")
+        check_target(html)
     require_vllm()
     # The engine in this process: its errors are this command's, not a line in another process's log.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
@@ -83,7 +91,7 @@ def compare(
         decode = engine.get_tokenizer().decode
         pairs = [Pair.of(*pair, decode) for pair in zip(asked, standard, confident, strict=True)]
     result = {
-        "model": Path(model).name if Path(model).exists() else model,
+        "model": shown_name(model),
         "additional_config": values,
         "sampling": sampling,
         "summary": summary(pairs),
@@ -104,12 +112,6 @@ def _check_settings(values: dict[str, Any]) -> None:
             "--additional-config asks for standard decoding, so there is nothing to compare. "
             "Leave the switch out or true, and p greater than 0."
         )
-
-
-def _check_html(path: Path) -> None:
-    if importlib.util.find_spec("jinja2") is None:
-        fail("--html needs jinja2: install confident-decoding[analysis].")
-    check_target(path)
 
 
 def start(

@@ -8,14 +8,13 @@ import platform
 import subprocess
 import sys
 from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 import confident_decoding
 from confident_decoding.cli import doctor_report, expectation, options
-from confident_decoding.cli.inputs import check_model, fail, read_additional_config
+from confident_decoding.cli.inputs import check_model, fail, read_additional_config, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import spinner, terminal
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
@@ -58,7 +57,7 @@ def doctor(
         check_model(model)
     elif vllm or additional_config is not None:
         fail("--vllm and --additional-config are about a model: name it, as in `confident-decoding doctor MODEL`.")
-    report: dict[str, Any] = {**environment(), "additional_config": values, "name": _shown(model)}
+    report: dict[str, Any] = {**environment(), "additional_config": values, "name": model and shown_name(model)}
     if importlib.util.find_spec("vllm") is None:
         what = "vLLM is not installed in this environment" + ("." if model is None else ", so no model can be checked.")
         remedy = 'pip install "confident-decoding[vllm]" (CPU: "confident-decoding[cpu]").'
@@ -90,11 +89,6 @@ def environment() -> dict[str, Any]:
         "platform": f"{platform.system()} {platform.release()} {platform.machine()}, {os.cpu_count()} cores",
         "environment": {name: os.environ[name] for name in ENVIRONMENT if name in os.environ},
     }
-
-
-def _shown(model: str | None) -> str | None:
-    """A folder's own name: the path to it is nobody's business in a bug report."""
-    return model and (Path(model).resolve().name if Path(model).exists() else model)
 
 
 def ask_child(spec: dict[str, Any], verbose: bool) -> dict[str, Any]:

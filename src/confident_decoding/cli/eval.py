@@ -1,7 +1,6 @@
 """``confident-decoding eval``: is the method better on your model and your tasks?"""
 
 import contextlib
-import importlib.util
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -10,7 +9,8 @@ import typer
 from rich.console import Console
 
 from confident_decoding.cli import options
-from confident_decoding.cli.inputs import check_model, fail
+from confident_decoding.cli.engines import require_vllm
+from confident_decoding.cli.inputs import check_model, fail, require
 from confident_decoding.cli.outputs import print_json, write_text
 from confident_decoding.cli.progress import bar, spinner, terminal
 
@@ -111,7 +111,8 @@ def evaluate(
     Example: confident-decoding eval MODEL --tasks gsm8k -s trough -s last-m1 --limit 200
     """
     check_model(model)
-    _need("lm_eval", "vllm", "scipy")
+    require_vllm()
+    require("eval", "lm_eval", "numpy", "scipy", extra="eval")
     from confident_decoding.evaluation.folder import FolderError
     from confident_decoding.evaluation.process import ChildError
     from confident_decoding.evaluation.run import Evaluation, Request
@@ -166,12 +167,6 @@ def evaluate(
 
         console = Console()
         (console if console.is_terminal else Console(width=120)).print(*tables(results["results"]), sep="\n")
-
-
-def _need(*modules: str) -> None:
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        fail(f'eval needs {" and ".join(missing)}: pip install "confident-decoding[eval,vllm]".', status=1)
 
 
 def _json(option: str, text: str) -> dict[str, Any]:

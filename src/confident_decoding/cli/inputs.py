@@ -1,5 +1,6 @@
 """What commands read: prompts, settings. Everything wrong with them ends a command with one message."""
 
+import importlib.util
 import json
 import re
 from dataclasses import dataclass
@@ -14,6 +15,21 @@ from confident_decoding.config import ConfidentDecodingConfig
 SWITCH = "enable_multi_layer_entropy_selection"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?|\w+://.+")
 """``name``, ``owner/name``, or an address that vLLM streams from."""
+
+
+def require(what: str, *modules: str, extra: str) -> None:
+    """``modules`` must be installed.
+
+    Args:
+        what: Needs them.
+        *modules: Names to import.
+        extra: Of this package, which brings them.
+
+    Raises:
+        typer.Exit: Some are not.
+    """
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        fail(f'{what} needs {" and ".join(missing)}: pip install "confident-decoding[{extra}]".', status=1)
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -115,6 +131,11 @@ def check_model(model: str) -> None:
         fail(f"there is no model at {model!r}. {valid}")
 
 
+def shown_name(model: str) -> str:
+    """MODEL as results name it: of a path the last part, for where it lies is nobody's business."""
+    return Path(model).resolve().name if Path(model).exists() else model
+
+
 def read_additional_config(text: str | None) -> dict[str, Any]:
     """The object of ``--additional-config``, other plugins' keys included; the switch is on unless it says otherwise.
 
@@ -138,29 +159,8 @@ def read_additional_config(text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         fail(f"--additional-config must be a JSON object, not {source!r}.")
     value = {SWITCH: True, **value}
-    checked_config(value)
-    return value
-
-
-def read_config(text: str | None) -> ConfidentDecodingConfig:
-    """The configuration of ``--additional-config``, switched on.
-
-    Args:
-        text: As `read_additional_config` takes it.
-
-    Raises:
-        typer.Exit: As `read_additional_config`.
-    """
-    return checked_config(read_additional_config(text))
-
-
-def checked_config(values: dict[str, Any]) -> ConfidentDecodingConfig:
-    """``values`` as a configuration.
-
-    Raises:
-        typer.Exit: As the server would refuse them, with its message.
-    """
     try:
-        return ConfidentDecodingConfig.from_additional_config(values)
-    except ValueError as error:
+        ConfidentDecodingConfig.from_additional_config(value)
+    except ValueError as error:  # as the server would refuse them, with its message
         fail(str(error))
+    return value
