@@ -22,7 +22,7 @@ def run(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["compare", "m"], "Missing argument 'prompts'"),
+        (["compare", "m"], "Missing argument 'PROMPTS'"),
         (["compare", "/no/model", "{prompts}"], "there is no model at '/no/model'"),
         (["compare", "m", "/no/prompts"], "cannot read the prompts in /no/prompts: No such file"),
         (["compare", "m", "{prompts}", "--additional-config", '{"p": 0}'], "there is nothing to compare"),

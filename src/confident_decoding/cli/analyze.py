@@ -31,6 +31,7 @@ def analyze(
     prompts: Annotated[
         Path | None,
         typer.Argument(
+            metavar="PROMPTS",
             help='A JSON-lines file that the model answers; each line a string, {"prompt": "..."}, or {"messages": '
             '[{"role": "user", "content": "..."}]} for the chat template.',
             show_default=False,

@@ -36,6 +36,7 @@ def compare(
     prompts: Annotated[
         Path,
         typer.Argument(
+            metavar="PROMPTS",
             help='A JSON-lines file; each line a string, {"prompt": "..."}, or {"messages": [{"role": "user", '
             '"content": "..."}]} for the chat template.',
             show_default=False,

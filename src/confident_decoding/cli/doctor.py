@@ -37,7 +37,9 @@ ENVIRONMENT = (
 def doctor(
     model: Annotated[
         str | None,
-        typer.Argument(help="Also check a model: its folder, or its name on a model hub.", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="Also check a model: its folder, or its name on a model hub.", show_default=False
+        ),
     ] = None,
     additional_config: options.AdditionalConfig = None,
     vllm: options.EngineOptions = "",

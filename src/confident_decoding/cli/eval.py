@@ -80,7 +80,11 @@ def evaluate(
     ] = None,
     gen_kwargs: Annotated[
         str | None,
-        typer.Option(help="Generation options instead of the tasks' own, JSON: '{\"max_gen_toks\": 512}'."),
+        typer.Option(
+            metavar="JSON",
+            help="Generation options instead of the tasks' own: '{\"max_gen_toks\": 512}'.",
+            show_default=False,
+        ),
     ] = None,
     model_args: Annotated[
         str | None,
@@ -109,6 +113,8 @@ def evaluate(
     with a paired 95% interval, McNemar's p, and how many answers and tokens are not standard decoding's.
 
     Example: confident-decoding eval MODEL --tasks gsm8k -s trough -s last-m1 --limit 200
+
+    The status is 0 if the comparison was made, 1 if something failed, 2 for wrong use.
     """
     check_model(model)
     require_vllm()
