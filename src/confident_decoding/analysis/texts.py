@@ -7,7 +7,8 @@ from typing import Any
 REPLACEMENT = "\ufffd"
 PORTION = 1 << 17
 _CUTS = (re.compile(r"(?<=\S\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)"))
-"""Behind the end of a line, else before a word: tokens do not reach over that, and are split alike on both sides."""
+"""Behind the end of a line, else before a word: byte-level tokens do not reach over that, and are split alike on both
+sides. (A tokenizer that opens each text with a space gives one token of such a part another spelling.)"""
 
 
 def spell(tokenizer: Any, token: int) -> str:
