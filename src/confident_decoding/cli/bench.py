@@ -15,10 +15,10 @@ from confident_decoding.bench import engine as engines
 from confident_decoding.bench.results import Times, machine, medians
 from confident_decoding.cli import options
 from confident_decoding.cli.engines import (
-    WrongUseError,
     engine_args,
     explain,
     output_aside,
+    require_one_stage,
     require_plugin,
     require_vllm,
 )
@@ -70,11 +70,7 @@ def bench(
     with output_aside(verbose):
         arguments = engine_args(model, vllm, values, **defaults)  # wrong options are told before an engine starts
         require_plugin()
-        if arguments.pipeline_parallel_size > 1:
-            raise WrongUseError(
-                "with pipeline parallelism Confident Decoding is not active, so there is nothing to measure. Use "
-                "--tensor-parallel-size."
-            )
+        require_one_stage(arguments)
     spec = {"model": model, "options": vllm, "defaults": defaults}
     specs = {
         STOCK: {**spec, "additional_config": {**values, SWITCH: False}},

@@ -12,6 +12,7 @@ from confident_decoding.cli import compare_report, options
 from confident_decoding.cli.engines import (
     engine_args,
     output_aside,
+    require_one_stage,
     require_plugin,
     require_vllm,
 )
@@ -130,6 +131,7 @@ def start(
 
         # A prompt's second answer would otherwise begin from cached blocks, in chunks of another size.
         arguments = engine_args(model, options, additional_config, enable_prefix_caching=False)
+        require_one_stage(arguments)
         require_plugin()
         lengths = rehearse(arguments, prompts)
         engine = LLM.from_engine_args(arguments)

@@ -56,6 +56,22 @@ def require_plugin() -> None:
         raise RuntimeError(f"vLLM does not load the plugin. {problem.what} {problem.remedy}")
 
 
+def require_one_stage(arguments: Any) -> None:
+    """With pipeline stages "confident" would be standard decoding.
+
+    Args:
+        arguments: vLLM's ``EngineArgs``.
+
+    Raises:
+        WrongUseError: They ask for several.
+    """
+    if arguments.pipeline_parallel_size > 1:
+        raise WrongUseError(
+            "with pipeline parallelism Confident Decoding is not active, so there is nothing to compare. Use "
+            "--tensor-parallel-size."
+        )
+
+
 SET_HERE = {"model": "MODEL", "additional_config": "--additional-config of this command"}
 """Engine arguments that a command sets itself, and what to use for them."""
 

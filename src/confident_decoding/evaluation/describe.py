@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from confident_decoding.cli.engines import WrongUseError, engine_args, text_of
+from confident_decoding.cli.engines import WrongUseError, engine_args, require_one_stage, text_of
 from confident_decoding.evaluation.protocol import Send
 
 PACKAGES = ("confident-decoding", "lm-eval", "vllm", "torch", "transformers")
@@ -86,11 +86,7 @@ def given(model: str, options: str) -> dict[str, Any]:
         WrongUseError: An option cannot be used; the message says what instead.
     """
     asked, plain = (engine_args(model, words, {}, SET_HERE) for words in (options, ""))
-    if asked.pipeline_parallel_size > 1:
-        raise WrongUseError(
-            "with pipeline parallelism Confident Decoding is not active, so there is nothing to compare. Use "
-            "--tensor-parallel-size."
-        )
+    require_one_stage(asked)
     if asked.data_parallel_size > 1:
         raise WrongUseError("one engine runs at a time: --tensor-parallel-size spreads it over GPUs.")
     return {name: value for name, value in vars(asked).items() if value != getattr(plain, name)}
