@@ -229,7 +229,7 @@ def test_a_text_is_read_in_pieces(others, reference, tokenizer):
 
 
 REFUSED = {
-    "too long": (2, "prompt 1 is refused"),
+    "too long": (2, "1 of 1 prompts cannot run. line 1: 401 tokens, but the context of 96 has room for 95"),
     "full disk": (1, "File too large. Nothing was left there"),
     "unknown model": (2, "no-such/model"),
     "unknown option": (2, "--no-such-option"),

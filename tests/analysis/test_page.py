@@ -87,6 +87,37 @@ def test_charts_are_drawn(opened):
     assert all(complete and natural > 100 and shown > 200 for complete, natural, shown in images)
 
 
+def test_the_main_figures_are_named(opened, report):
+    found = opened(1280).evaluate("[...document.querySelectorAll('.figures div')].map(d => d.innerText.split('\\n'))")
+    summary = report[2]
+    shown = {name: value for name, value, _ in (line for line in found)}
+    assert shown == {
+        "tokens": "280",
+        "not at final": f"{100 * summary['not_at_final']:.1f} %",
+        "replaced": f"{100 * summary['replaced']:.1f} %",
+        "mean depth": f"{summary['mean_depth']:.2f}",
+        "extra projections": f"{summary['extra_projections']:.2f}",
+        "entropy drop": f"{summary['entropy']['drop']:.3f}",
+    }
+
+
+def test_a_page_that_does_not_show_all_says_so(opened, tmp_path):
+    made_up = [made.sequence(50, 6, tops=tops, seed=tops) for tops in (50, 10, 0)]
+    writer = TraceWriter(tmp_path / "trace.parquet", made.about(6, 4))
+    for sequence in made_up:
+        writer.add(sequence, [spell(token) for token in sequence.tokens.tolist()])
+    writer.close()
+    trace = Trace(tmp_path / "trace.parquet")
+    write_page(tmp_path / "report.html", summarise(trace, spell), trace, {}, spell)
+    page = opened(1280, path=tmp_path / "report.html")
+    assert page.locator(".answer .t").count() == 60
+    assert page.locator("section:has(#text) > p").first.inner_text().startswith("The first 60 of 150 tokens. ")
+
+
+def test_a_page_that_shows_all_does_not_say_otherwise(opened):
+    assert "The first" not in opened(1280).locator("section:has(#text) > p").first.inner_text()
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 def test_the_charts_are_those_of_the_colour_scheme(scheme, opened, report):
     page = opened(1280, color_scheme=scheme)
@@ -146,6 +177,19 @@ def test_hovering_shows_the_candidates(article, token, opened, report):
     assert box["x"] + box["width"] <= 1280
     page.mouse.move(1270, 5)
     assert panel_of(page) is None
+
+
+def test_an_entropy_that_is_no_number_is_said_to_be_none(opened, tmp_path):
+    sequence = made.sequence(3, 6)
+    sequence.seen.entropies[1, :3] = np.nan, np.inf, 1.5
+    writer = TraceWriter(tmp_path / "trace.parquet", made.about(6, 4))
+    writer.add(sequence, ["a", "b", "c"])
+    writer.close()
+    trace = Trace(tmp_path / "trace.parquet")
+    write_page(tmp_path / "report.html", summarise(trace, spell), trace, {}, spell)
+    page = opened(1280, path=tmp_path / "report.html")
+    point_at(page, page.locator(".answer .t").nth(1))
+    assert [row[1] for row in panel_of(page)][:3] == ["none", "none", "1.500"]
 
 
 def test_title_says_what_replaces_what(opened, report):
@@ -258,8 +302,3 @@ def test_ten_thousand_tokens_are_under_five_megabytes(opened, tmp_path):
     assert page.locator(".answer .t").count() == 10_000
     point_at(page, page.locator(".answer").last.locator(".t").last)
     close_to(panel_of(page), expected_panel(sequences[-1], 499))
-
-
-def test_the_main_figures_are_named(opened):
-    names = opened(1280).evaluate("[...document.querySelectorAll('.figures dt')].map(e => e.innerText.toLowerCase())")
-    assert names == ["tokens", "not at final", "replaced", "mean depth", "extra projections", "entropy drop"]

@@ -35,6 +35,24 @@ def lines(figure):
     return [list(line.get_ydata()) for line in figure.axes[0].lines]
 
 
+@pytest.mark.parametrize("name", ["single-tokens", "entropy-by-layer", "positions", "window-shares", "window-work"])
+def test_no_line_touches_the_edge_of_its_chart(name, summary):
+    """Also where it is nearly flat, far above 0."""
+    flat = {group: [5.6, 5.61, 5.6] for group in summary["entropy_by_depth"]}
+    (chart,) = (chart for chart in plots.CHARTS if chart.name == name)
+    (axes,) = plots.figure(chart, summary | {"entropy_by_depth": flat}).axes
+    low, high = axes.get_ylim()
+    highest = max(max(line.get_ydata()) for line in axes.lines if line.get_linestyle() != ":")
+    assert low == 0
+    assert high == pytest.approx(1.08 * highest)
+
+
+def test_a_chart_of_no_tokens_is_empty(summary):
+    drawn = plots.figure(SINGLE, summary | {"typical": dict.fromkeys(summary["typical"])})
+    assert lines(drawn) == []
+    assert drawn.axes[0].get_ylim() == (0, 1)
+
+
 def test_charts_show_the_summary(summary):
     drawn = {chart.name: plots.figure(chart, summary) for chart in plots.CHARTS}
     assert bars(drawn["depths"]) == pytest.approx([n / summary["tokens"] for n in summary["depths"]])

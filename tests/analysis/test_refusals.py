@@ -95,7 +95,7 @@ def test_missing_packages_are_named(missing, call, model, tmp_path, monkeypatch)
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *a: None if name in missing else find(name, *a))
     status, said = call(model, "p.jsonl")
     assert status == 1
-    assert f"analyze needs {' and '.join(missing)}: install confident-decoding[analysis]" in said
+    assert f'analyze needs {" and ".join(missing)}: pip install "confident-decoding[analysis]"' in said
 
 
 def made_up(count, rows=30):

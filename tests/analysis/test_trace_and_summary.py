@@ -240,15 +240,16 @@ def test_a_bin_holds_its_lower_edge(tmp_path):
 
 def test_a_nan_stops_the_scan_and_is_counted(tmp_path):
     sequence = made.sequence(30)
-    sequence.seen.entropies[3, 1], sequence.seen.entropies[5, 0] = np.nan, np.nan
+    sequence.seen.entropies[3, 1], sequence.seen.entropies[5, 0], sequence.seen.entropies[7, 1] = np.nan, np.nan, np.inf
     writer = TraceWriter(tmp_path / "t.parquet", made.about())
     writer.add(sequence, made.pieces(sequence))
     writer.close()
     summary = summarise(Trace(tmp_path / "t.parquet"), spell)
-    assert summary["tokens_with_nan"] == 2
-    assert pq.read_table(tmp_path / "t.parquet")["depth"].to_pylist()[3:6:2] == [0, 0]
-    assert {found["position"] for found in summary["typical"].values()}.isdisjoint({3, 5})
+    assert summary["tokens_with_nan"] == 3
+    assert pq.read_table(tmp_path / "t.parquet")["depth"].to_pylist()[3:8:2] == [0, 0, 0]
+    assert {found["position"] for found in summary["typical"].values()}.isdisjoint({3, 5, 7})
     json.dumps(summary, allow_nan=False)
+    assert max(mean for means in summary["entropy_by_depth"].values() for mean in means) < 10, "they count as 0"
 
 
 def test_a_replaced_token_stands_for_its_own_group_alone(tmp_path):

@@ -23,7 +23,7 @@ def pair(standard, confident, prompt="Why?", ended=True):
         Answer(text, [*map(ord, text), *([0] if ended else [])], "stop" if ended else "length")
         for text in (standard, confident)
     ]
-    return Pair.of(Prompt(prompt), *answers, decode)
+    return Pair.of(Prompt(1, prompt), *answers, decode)
 
 
 PAIRS = [pair("cats", "bats"), pair("same", "same"), pair("one", "one more"), pair(NASTY, "x", prompt=NASTY)]
@@ -111,7 +111,7 @@ def test_the_page_shows_all_and_runs_nothing():
 
 def test_the_page_has_questions_of_messages():
     messages = [{"role": "system", "content": "s"}, {"role": "user", "content": [{"type": "text", "text": "é<"}]}]
-    asked = Pair.of(Prompt(messages=messages), Answer("", [], "stop"), Answer("", [], "stop"), decode)
+    asked = Pair.of(Prompt(1, messages=messages), Answer("", [], "stop"), Answer("", [], "stop"), decode)
     page = Page(compare_report.page({**RESULT, "summary": summary([asked])}, [asked]))
     assert '1. [{"type": "text", "text": "é<"}]' in page.text
     assert "The answers are equal (0 tokens)." in page.text

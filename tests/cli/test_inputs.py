@@ -5,7 +5,7 @@ import json
 import pytest
 import typer
 
-from confident_decoding.cli.inputs import Prompt, check_model, read_additional_config, read_config, read_prompts
+from confident_decoding.cli.inputs import Prompt, check_model, read_additional_config, read_prompts, shown_name
 
 SWITCH = "enable_multi_layer_entropy_selection"
 
@@ -30,7 +30,7 @@ def test_every_form_of_a_prompt(tmp_path):
     messages = [{"role": "user", "content": "Why?"}]
     lines = ['"plain"', "", json.dumps({"prompt": "keyed"}), json.dumps({"messages": messages})]
     (tmp_path / "p.jsonl").write_text("\n".join(lines))
-    assert read_prompts(tmp_path / "p.jsonl") == [Prompt("plain"), Prompt("keyed"), Prompt(messages=messages)]
+    assert read_prompts(tmp_path / "p.jsonl") == [Prompt(1, "plain"), Prompt(3, "keyed"), Prompt(4, messages=messages)]
 
 
 @pytest.mark.parametrize(
@@ -43,6 +43,10 @@ def test_every_form_of_a_prompt(tmp_path):
         ('{"prompt": "a", "temperature": 1}', "line 3: not a prompt"),
         ('{"messages": []}', "line 3: not a prompt"),
         ('{"messages": [{"role": "user"}]}', "line 3: not a prompt"),
+        ('{"messages": [{"role": "user", "content": 3}]}', "line 3: not a prompt"),
+        ('{"messages": [{"role": "user", "content": {"text": "a"}}]}', "line 3: not a prompt"),
+        (r'"a\ud800b"', "line 3: not text (it holds half of a surrogate pair)"),
+        (r'{"messages": [{"role": "user", "content": "\udc00"}]}', "line 3: not text"),
     ],
 )
 def test_a_malformed_line_is_named(tmp_path, refused, line, says):
@@ -64,9 +68,9 @@ def test_no_prompts(tmp_path, refused):
 def test_settings_are_switched_on_unless_they_say_otherwise(tmp_path):
     assert read_additional_config(None) == {SWITCH: True}
     assert read_additional_config('{"p": 0.5, "other_plugin": 1}') == {SWITCH: True, "p": 0.5, "other_plugin": 1}
-    assert read_config(f'{{"{SWITCH}": false}}').enable_multi_layer_entropy_selection is False
+    assert read_additional_config(f'{{"{SWITCH}": false}}') == {SWITCH: False}
     (tmp_path / "settings.json").write_text('{"select_method": "last-m8"}')
-    assert read_config(str(tmp_path / "settings.json")).select_method == "last-m8"
+    assert read_additional_config(str(tmp_path / "settings.json")) == {SWITCH: True, "select_method": "last-m8"}
 
 
 @pytest.mark.parametrize(
@@ -97,7 +101,16 @@ def test_models_that_can_be(tmp_path):
         check_model(model)
 
 
-@pytest.mark.parametrize("model", ["./nothing", "/nowhere/at/all", "a/b/c", ""])
+def test_results_name_a_model_without_its_place(tmp_path, monkeypatch):
+    (tmp_path / "my-model").mkdir()
+    monkeypatch.chdir(tmp_path / "my-model")
+    assert {shown_name(model) for model in (".", "../my-model", "../my-model/", str(tmp_path / "my-model"))} == {
+        "my-model"
+    }
+    assert shown_name("owner/name") == "owner/name"
+
+
+@pytest.mark.parametrize("model", ["./nothing", "/nowhere/at/all", "a/b/c", "~/nothing-here", ""])
 def test_models_that_cannot_be(model, refused):
     assert "there is no model at" in refused(check_model, model)
 

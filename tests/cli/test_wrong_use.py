@@ -22,7 +22,7 @@ def run(*arguments):
 @pytest.mark.parametrize(
     ("arguments", "says"),
     [
-        (["compare", "m"], "Missing argument 'prompts'"),
+        (["compare", "m"], "Missing argument 'PROMPTS'"),
         (["compare", "/no/model", "{prompts}"], "there is no model at '/no/model'"),
         (["compare", "m", "/no/prompts"], "cannot read the prompts in /no/prompts: No such file"),
         (["compare", "m", "{prompts}", "--additional-config", '{"p": 0}'], "there is nothing to compare"),
@@ -49,11 +49,12 @@ def test_wrong_use(arguments, says, prompts):
     assert set(prompts.parent.iterdir()) == before
 
 
-@pytest.mark.parametrize("command", ["compare", "bench"])
+@pytest.mark.parametrize("command", ["compare", "bench", "analyze", "eval"])
 def test_without_vllm(command, prompts, monkeypatch):
     found = importlib.util.find_spec
     monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "vllm" else found(name, *rest))
-    done = run(command, "m", *([prompts] if command == "compare" else []))
+    more = {"compare": [prompts], "analyze": [prompts], "eval": ["--tasks", "x"]}
+    done = run(command, "m", *more.get(command, []))
     assert done.exit_code == 1
     assert "vLLM is not installed in this environment" in done.stderr
 
@@ -64,8 +65,8 @@ def test_a_page_without_jinja(prompts, monkeypatch):
         importlib.util, "find_spec", lambda name, *rest: None if name == "jinja2" else found(name, *rest)
     )
     done = run("compare", "m", prompts, "--html", prompts.parent / "page.html")
-    assert done.exit_code == 2
-    assert "install confident-decoding[analysis]" in done.stderr
+    assert done.exit_code == 1
+    assert '--html needs jinja2: pip install "confident-decoding[analysis]"' in done.stderr
 
 
 def test_help_names_every_command():

@@ -5,8 +5,8 @@ import shutil
 
 import pytest
 
-from confident_decoding.evaluation.describe import describe, load_tasks
-from confident_decoding.evaluation.protocol import RefusedError
+from confident_decoding.cli.engines import WrongUseError
+from confident_decoding.evaluation.describe import describe, given, load_tasks
 
 TASK = """
 task: {name}
@@ -44,8 +44,15 @@ def model(tmp_path):
 
 
 def refusal(model, tasks, **options):
-    arguments = {"model_args": {}, "include_path": [], "limit": None, "allow_unsafe_code": False, **options}
-    with pytest.raises(RefusedError) as refused:
+    arguments = {
+        "options": "",
+        "model_args": {},
+        "include_path": [],
+        "limit": None,
+        "allow_unsafe_code": False,
+        **options,
+    }
+    with pytest.raises(WrongUseError) as refused:
         describe(lambda *_, **__: None, model, tasks=tasks, **arguments)
     return str(refused.value)
 
@@ -81,12 +88,45 @@ def test_names_patterns_files_and_groups(written, tmp_path):
     assert [task.task_name for task in loaded["groups"]["all_of_them"].get_all_tasks()] == ["third", "fourth"]
 
 
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ("--max-model-length 3", "vLLM's engine does not know --max-model-length 3"),
+        ("--additional_config {}", "--additional-config belongs elsewhere: use --setting"),
+        ("--seed 0", "--seed belongs elsewhere: use --seed of this command"),
+        ("-pp 2", "does not fit onto the last pipeline stage"),
+        ("--data-parallel-size 2", "--tensor-parallel-size spreads it over GPUs"),
+    ],
+)
+def test_options_of_vllm_that_cannot_be(options, message, written, model):
+    assert message in refusal(model, [written("mine")], options=options)
+
+
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("max_model_len", "options of vLLM belong into --vllm"),
+        ("max_length", "options of vLLM belong into --vllm"),
+        ("add_bos", "lm-eval's vllm model has no 'add_bos'; it has add_bos_token, "),
+    ],
+)
+def test_arguments_of_lm_evals_model_that_cannot_be(key, message, written, model):
+    assert message in refusal(model, [written("mine")], model_args={key: 1})
+
+
+def test_what_options_ask_for_is_what_differs_from_vllms_defaults():
+    asked = given("m", "--max_model_len=64 --dtype auto --enforce-eager")
+    assert asked == {"max_model_len": 64, "enforce_eager": True}
+    assert given("m", "") == {}
+
+
 def facts(smollm2, path, limit=None):
     reports = []
     describe(
         lambda event, **values: reports.append((event, values)),
         smollm2,
-        model_args={"dtype": "float32"},
+        options="--dtype float32",
+        model_args={},
         tasks=[path],
         include_path=[],
         limit=limit,
@@ -102,6 +142,7 @@ def test_facts_follow_the_data_the_limit_and_the_models_files(written, smollm2, 
     path = written("mine")
     first = facts(smollm2, path)
     assert first["layers"] == 30
+    assert first["options"] == {"dtype": "float32"}
     assert first["tasks"]["mine"]["questions"] == 3
     assert first["tasks"]["mine"]["output_type"] == "generate_until"
     assert facts(smollm2, path) == first

@@ -23,7 +23,7 @@ from plugin.checks import TIE, follow
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
 
 CAPITALS, OPPOSITES = "tests/evaluation/tasks/capitals.yaml", "tests/evaluation/tasks/opposites.yaml"
-ENGINE = {"dtype": "float32", "enforce_eager": True, "max_model_len": 512}
+ENGINE = "--dtype float32 --enforce-eager --max-model-len 512"
 SUMS = """
 task: sums
 dataset_path: json
@@ -67,7 +67,7 @@ def command(smollm2, tmp_path_factory):
     def start(*arguments, env=env, **options):
         code = "from confident_decoding.cli import main; main()"
         return subprocess.Popen(
-            [sys.executable, "-c", code, "eval", smollm2, *map(str, arguments), "--model-args", json.dumps(ENGINE)],
+            [sys.executable, "-c", code, "eval", smollm2, *map(str, arguments), "--vllm", ENGINE],
             cwd=ROOT,
             env=env,
             stdout=subprocess.PIPE,

@@ -27,15 +27,15 @@ def run(monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["/no/model", *TASK], ["/no/model", "no such folder", "Give a checkpoint's folder"]),
+        (["/no/model", *TASK], ["there is no model at '/no/model'", "Give a folder"]),
+        (["empty", *TASK], ["empty is a folder without a config.json"]),
         (["m", *TASK, "-s", "last-p1"], ["'last-p1'", "'last-mK'"]),
         (["m", *TASK, "-s", "p=1,windows=3"], ["'windows=3'", "window (candidate layers"]),
         (["m", *TASK, "--ablate-p", "0.5,2"], ["'p=2'", "0 to 1"]),
         (["m", *TASK, "--ablate-layers", "0-3"], ["'0-3'", "'1-4,8'"]),
         (["m", "--tasks", " , "], ["--tasks names no task"]),
-        (["m", *TASK, "--model-args", "max_model_len=3"], ["--model-args is not JSON", "max_model_len=3"]),
+        (["m", *TASK, "--model-args", "add_bos_token=true"], ["--model-args is not JSON", "add_bos_token=true"]),
         (["m", *TASK, "--model-args", "[1]"], ["must be a JSON object"]),
-        (["m", *TASK, "--model-args", '{"additional_config": {}}'], ["'additional_config'", "use --setting"]),
         (["m", *TASK, "--gen-kwargs", "x"], ["--gen-kwargs is not JSON"]),
         (["m", *TASK, "--include-path", "/no/folder"], ["/no/folder", "no such folder"]),
         (["m", *TASK, "--limit", "0"], ["--limit", "greater than or equal to 1"]),
@@ -43,7 +43,8 @@ def run(monkeypatch):
     ],
 )
 def test_wrong_use(arguments, words, run, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+    (tmp_path / "here/empty").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "here")
     status, out, err = run(*arguments)
     assert status == 2, err
     assert out == ""
@@ -52,15 +53,15 @@ def test_wrong_use(arguments, words, run, tmp_path, monkeypatch):
         assert word in text
     assert "Traceback" not in err
     assert err.count("error:") <= 1
-    assert list(tmp_path.iterdir()) == []
+    assert [path.name for path in (tmp_path / "here").iterdir()] == ["empty"]
 
 
-@pytest.mark.parametrize("module", ["lm_eval", "vllm", "scipy"])
+@pytest.mark.parametrize("module", ["lm_eval", "numpy", "scipy"])
 def test_what_is_not_installed_is_named_with_the_remedy(module, run, monkeypatch):
     monkeypatch.setitem(sys.modules, module, None)
     status, _, err = run("m", *TASK)
     assert status == 1
-    assert f'eval needs {module}: pip install "confident-decoding[eval,vllm]"' in err
+    assert f'eval needs {module}: pip install "confident-decoding[eval]"' in err
 
 
 def test_help_says_what_a_setting_is_and_gives_an_example(run):
@@ -87,7 +88,9 @@ def test_an_unknown_task_is_refused_with_its_neighbours(smollm2, run, tmp_path, 
     ("arguments", "words"),
     [
         (["no/such-model"], ["'no/such-model' cannot be read"]),
-        (["{smollm2}", "--model-args", '{"max_model_length": 3}'], ["'max_model_length'", "max_model_len"]),
+        (["{smollm2}", "--vllm", "--max-model-len 99999999"], ["cannot be read", "99999999"]),
+        (["{smollm2}", "--vllm", "--max-model-length 3"], ["vLLM's engine does not know --max-model-length 3"]),
+        (["{smollm2}", "--model-args", '{"dtype": "float32"}'], ["'dtype': options of vLLM belong into --vllm"]),
         (["{smollm2}", "-s", "last-m30"], ["'last-m30'", "'last-m1' to 'last-m29'"]),
         (["{smollm2}", "-s", "trough", "-s", "window=10"], ["'trough' and 'window=10' mean the same"]),
     ],

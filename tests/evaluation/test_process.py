@@ -11,6 +11,7 @@ from confident_decoding.evaluation.process import ChildError, events
 
 MISSING = {
     "work": "describe",
+    "options": "",
     "model_args": {},
     "tasks": ["x"],
     "include_path": [],
@@ -30,18 +31,11 @@ def children():
     return found
 
 
-@pytest.mark.parametrize("model", ["/no/such/model", "./here", "a/b/c", "~/nothing-here"])
-def test_a_model_that_is_not_there_is_refused_before_anything_is_loaded(model):
-    with pytest.raises(ChildError, match=r"there is no model in .*Give a checkpoint's folder") as refused:
-        list(events({**MISSING, "model": model}))
-    assert model in str(refused.value)
+def test_wrong_use_that_the_child_finds_keeps_its_status():
+    with pytest.raises(ChildError, match=r"^there is no task file nowhere\.yaml\.$") as refused:
+        list(events({**MISSING, "model": "m", "tasks": ["nowhere.yaml"]}))
     assert refused.value.status == 2
     assert children() == []
-
-
-def test_a_folder_without_a_model_is_refused(tmp_path):
-    with pytest.raises(ChildError, match=r"no folder with a config\.json"):
-        list(events({**MISSING, "model": str(tmp_path)}))
 
 
 def test_an_error_of_the_work_is_one_message():

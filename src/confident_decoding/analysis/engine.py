@@ -136,18 +136,15 @@ class Engine:
             max_tokens: At most so many new ones.
 
         Raises:
-            ValueError: vLLM refuses the prompt (too long, for example).
+            RuntimeError: What was recorded is not what was selected.
+            Exception: vLLM refuses the prompt (too long, for example), in its own words.
         """
         from vllm import SamplingParams
-        from vllm.exceptions import VLLMValidationError
 
         params = SamplingParams(temperature=0, max_tokens=max_tokens, detokenize=False, extra_args=self._limits)
         self._recorder.wanted = "sampled"
         ask = self._llm.generate if isinstance(prompt, str) else self._llm.chat
-        try:
-            (output,) = ask([prompt], params, use_tqdm=False)
-        except VLLMValidationError as error:  # not a ValueError in every release
-            raise ValueError(str(error)) from error
+        (output,) = ask([prompt], params, use_tqdm=False)
         tokens = np.asarray(output.outputs[0].token_ids, np.int32)
         seen = self._take(len(tokens))
         if (

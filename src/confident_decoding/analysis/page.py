@@ -136,8 +136,9 @@ class _Details:
 
 
 def _thousandths(values: NDArray[np.float32]) -> list[int]:
-    """Whole thousandths; -1 for a NaN, which JSON does not have."""
-    whole: list[int] = np.nan_to_num(values.astype(np.float64) * 1000, nan=-1).round().astype(int).tolist()
+    """Whole thousandths; -1 for what is no number, which JSON does not have."""
+    exact = np.nan_to_num(values.astype(np.float64) * 1000, nan=-1, posinf=-1, neginf=-1)
+    whole: list[int] = exact.round().astype(int).tolist()
     return whole
 
 

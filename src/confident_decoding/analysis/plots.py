@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
@@ -55,7 +56,7 @@ def single_tokens(axes: Axes, summary: Summary) -> None:
     axes.set_xlabel(f"layer ({last} = the final one)")
     axes.set_ylabel("entropy, nats")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     _legend(axes, columns=1)
 
 
@@ -92,7 +93,7 @@ def entropy_by_layer(axes: Axes, summary: Summary) -> None:
     axes.set_xlabel(f"layer ({last} = the final one)")
     axes.set_ylabel("mean entropy, nats")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     _legend(axes)
 
 
@@ -118,7 +119,7 @@ def positions(axes: Axes, summary: Summary) -> None:
     axes.set_xlabel("tenth of the sequence")
     axes.set_xticks(range(1, len(parts) + 1))
     _percent(axes, "tokens")
-    axes.set_ylim(bottom=0)
+    _from_zero(axes)
     _legend(axes)
 
 
@@ -246,11 +247,17 @@ def _percent(axes: Axes, of: str) -> None:
 
 
 def _window(axes: Axes, summary: Summary) -> None:
+    _from_zero(axes)
     axes.axvline(summary["window"], color="#8a929c", linewidth=0.8, linestyle=":")
     axes.set_xlabel(f"candidate layers K (dotted: {summary['window']})")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_ylim(bottom=0)
     _legend(axes)
+
+
+def _from_zero(axes: Axes) -> None:
+    """Begin at 0, with room above the highest point: matplotlib's own margin is one of the range of the points."""
+    heights = np.concatenate([[0.0], *(np.asarray(line.get_ydata(), float) for line in axes.lines)])
+    axes.set_ylim(0, 1.08 * heights.max() or 1)
 
 
 def _legend(axes: Axes, columns: int = 3) -> None:

@@ -63,16 +63,9 @@ def new_folder(target: Path) -> Iterator[Path]:
 
 
 def answers(engine: Engine, prompts: Iterable[Prompt], max_tokens: int) -> Iterator[tuple[Sequence, str | None]]:
-    """Each prompt's answer, with the prompt as the model got it.
-
-    Raises:
-        UnusableError: A prompt is refused; the message says which.
-    """
-    for number, prompt in enumerate(prompts, 1):
-        try:
-            sequence = engine.generate(prompt, max_tokens)
-        except ValueError as error:
-            raise UnusableError(f"prompt {number} is refused: {error}") from error
+    """Each prompt's answer, with the prompt as the model got it."""
+    for prompt in prompts:
+        sequence = engine.generate(prompt, max_tokens)
         yield sequence, engine.tokenizer.decode(sequence.prompt)
 
 

@@ -95,8 +95,8 @@ class _Counts:
 
     def add(self, block: Block) -> None:
         """Count more rows."""
-        # A NaN has stopped the scan; in the means it counts as 0.
-        entropy = np.nan_to_num(block.entropy.astype(np.float64))
+        # What is no number has stopped the scan; in the means it counts as 0.
+        entropy = np.nan_to_num(block.entropy.astype(np.float64), posinf=0, neginf=0)
         self.not_finite += int((~np.isfinite(block.entropy)).any(1).sum())
         rows, reached = np.arange(len(entropy)), troughs(block.entropy)
         final = block.best_token[:, 0]

@@ -7,8 +7,9 @@ from typing import Any
 REPLACEMENT = "\ufffd"
 PORTION = 1 << 17
 _MARKS = {"\n": "↵", "\t": "⇥", " ": "␣"}
-_LINE_END = re.compile(r"(?<=\S)\n(?=\S)")
-"""Between two lines without white space around: tokens do not reach over that, and are split alike on both sides."""
+_CUTS = (re.compile(r"(?<=\S\n)(?=\S)"), re.compile(r"(?<=\S)(?= \S)"))
+"""Behind the end of a line, else before a word: byte-level tokens do not reach over that, and are split alike on both
+sides. (A tokenizer that opens each text with a space gives one token of such a part another spelling.)"""
 
 
 def spell(tokenizer: Any, token: int) -> str:
@@ -55,7 +56,8 @@ def cut(tokenizer: Any, text: str, longest: int) -> Iterator[list[int]]:
 
     Args:
         tokenizer: Of transformers.
-        text: Any length; about `PORTION` characters are tokenized at a time, up to the end of a line.
+        text: Any length; one to two `PORTION` of characters are tokenized at a time, up to the end of a line, or of a
+            word. (A text of longer words than that is cut in a word, which may change a token there.)
         longest: Tokens of a piece, at least 3.
 
     Yields:
@@ -75,7 +77,8 @@ def cut(tokenizer: Any, text: str, longest: int) -> Iterator[list[int]]:
 def _portions(text: str) -> Iterator[str]:
     start = 0
     while start < len(text):
-        line_end = _LINE_END.search(text, start + PORTION)
-        end = line_end.end() if line_end else len(text)
+        least, most = start + PORTION, start + 2 * PORTION
+        found = (cut.search(text, least, most) for cut in _CUTS)
+        end = next((place.end() for place in found if place), most)
         yield text[start:end]
         start = end

@@ -1,24 +1,22 @@
 """``confident-decoding analyze``: what the selection does on a model, token by token."""
 
-import importlib.util
 import os
 import signal
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import WrongUseError, engine_args, output_aside, require_vllm, spinner, text_of
-from confident_decoding.cli.inputs import Prompt, check_model, fail, read_prompts
+from confident_decoding.cli.engines import WrongUseError, engine_args, output_aside, require_vllm, text_of
+from confident_decoding.cli.inputs import Prompt, check_model, fail, read_prompts, require, shown_name
 from confident_decoding.cli.outputs import print_json
-
-NEEDED = ("jinja2", "matplotlib", "numpy", "pyarrow")
+from confident_decoding.cli.progress import bar, spinner
+from confident_decoding.cli.rehearsal import check_lengths, rehearse
 
 
 class Trajectory(StrEnum):
@@ -33,6 +31,7 @@ def analyze(
     prompts: Annotated[
         Path | None,
         typer.Argument(
+            metavar="PROMPTS",
             help='A JSON-lines file that the model answers; each line a string, {"prompt": "..."}, or {"messages": '
             '[{"role": "user", "content": "..."}]} for the chat template.',
             show_default=False,
@@ -91,18 +90,18 @@ def analyze(
     if (prompts is None) == (not text):
         fail("give either a JSON-lines file of PROMPTS or a text with --text FILE.")
     check_model(model)
-    name = Path(model).name if Path(model).exists() else model  # the page need not say where it lies on this machine
-    target = _new_folder(output or Path(f"analysis-{Path(model).name}"))
+    name = shown_name(model)
+    target = _new_folder(output or Path(f"analysis-{Path(name).name}"))
     asked = read_prompts(prompts) if prompts else []
     given = [_read_text(path) for path in text or ()]
     require_vllm()
-    if missing := [name for name in NEEDED if importlib.util.find_spec(name) is None]:
-        fail(f"analyze needs {' and '.join(missing)}: install confident-decoding[analysis].", status=1)
+    require("analyze", "jinja2", "matplotlib", "numpy", "pyarrow", extra="analysis")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # rows are recorded in this process
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, for one request at a time
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is half written goes as well
     with output_aside(verbose) as terminal:
-        engine = _start(model, vllm, window, max(window, sweep), "confident" if given else trajectory.value, terminal)
+        served = "confident" if given else trajectory.value
+        engine = _start(model, vllm, window, max(window, sweep), served, asked, terminal)
         summary = _analyse(
             engine, asked, given, target, terminal, model=name, max_tokens=max_tokens, top_tokens=top_tokens
         )
@@ -112,7 +111,9 @@ def analyze(
         _show(summary, target)
 
 
-def _start(model: str, vllm: str, window: int, candidates: int, trajectory: Any, terminal: TextIO) -> Any:
+def _start(
+    model: str, vllm: str, window: int, candidates: int, trajectory: Any, asked: list[Prompt], terminal: Console
+) -> Any:
     from confident_decoding.analysis.engine import Engine, defaults, resolve
 
     with spinner(terminal, f"Starting vLLM with {model} ..."):
@@ -125,30 +126,32 @@ def _start(model: str, vllm: str, window: int, candidates: int, trajectory: Any,
             raise
         except (ValueError, OSError) as error:
             raise WrongUseError(f"vLLM cannot use {model!r}: {text_of(error)}") from error
-        return Engine(arguments, window)
+        lengths = rehearse(arguments, asked) if asked else []
+        engine = Engine(arguments, window)
+    check_lengths(asked, lengths, engine.max_model_len)
+    return engine
 
 
 def _analyse(
-    engine: Any, asked: list[Prompt], given: list[str], target: Path, terminal: TextIO, *, max_tokens: int, **about: Any
+    engine: Any,
+    asked: list[Prompt],
+    given: list[str],
+    target: Path,
+    terminal: Console,
+    *,
+    max_tokens: int,
+    **about: Any,
 ) -> dict[str, Any]:
     from confident_decoding.analysis import run, texts
 
-    bar = Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=Console(file=terminal),
-        disable=not terminal.isatty(),
-    )
-    with bar:
+    with bar(terminal) as progress:
         if given:
             cut = partial(texts.cut, engine.tokenizer, longest=engine.max_model_len - 1)
             # Twice rather than kept: a text may be long.
-            task = bar.add_task("tokens read", total=sum(len(piece) - 1 for text in given for piece in cut(text)))
+            task = progress.add_task("tokens read", total=sum(len(piece) - 1 for text in given for piece in cut(text)))
             sequences, trajectory = run.readings(engine, (piece for text in given for piece in cut(text))), "text"
         else:
-            task = bar.add_task("prompts answered", total=len(asked))
+            task = progress.add_task("prompts answered", total=len(asked))
             sequences, trajectory = (
                 run.answers(engine, [p.messages or p.prompt or "" for p in asked], max_tokens),
                 engine.trajectory,
@@ -159,7 +162,7 @@ def _analyse(
                 sequences,
                 target,
                 trajectory=trajectory,
-                progress=lambda tokens: bar.advance(task, tokens if given else 1),
+                progress=lambda tokens: progress.advance(task, tokens if given else 1),
                 **about,
             )
         except run.UnusableError as error:

@@ -9,24 +9,22 @@ from typing import Annotated, Any
 import typer
 from rich import box
 from rich.console import Console
-from rich.progress import Progress
 from rich.table import Table
 
 from confident_decoding.bench import engine as engines
 from confident_decoding.bench.results import Times, machine, medians
 from confident_decoding.cli import options
 from confident_decoding.cli.engines import (
-    WrongUseError,
     engine_args,
     explain,
     output_aside,
+    require_active,
     require_plugin,
     require_vllm,
 )
-from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config
+from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config, shown_name
 from confident_decoding.cli.outputs import print_json
-from confident_decoding.config import ConfidentDecodingConfig
-from confident_decoding.plugin import stages
+from confident_decoding.cli.progress import bar, terminal
 
 STOCK, CONFIDENT = "stock", "confident"
 
@@ -63,7 +61,7 @@ def bench(
     batches = _batches(batch)
     check_model(model)
     require_vllm()
-    defaults = {
+    defaults: dict[str, Any] = {
         "enable_prefix_caching": False,
         "max_model_len": max(512, 2 * tokens),
         "max_num_seqs": max(8, *batches),
@@ -72,11 +70,7 @@ def bench(
     with output_aside(verbose):
         arguments = engine_args(model, vllm, values, **defaults)  # wrong options are told before an engine starts
         require_plugin()
-        if arguments.pipeline_parallel_size > 1:
-            layers = arguments.create_model_config().get_total_num_hidden_layers()
-            plan = ConfidentDecodingConfig.from_additional_config(values).resolve(layers)
-            if why_not := stages.misfit(plan, arguments.pipeline_parallel_size):
-                raise WrongUseError(f"Confident Decoding would not be active: {why_not}.")
+        require_active(arguments)
     spec = {"model": model, "options": vllm, "defaults": defaults}
     specs = {
         STOCK: {**spec, "additional_config": {**values, SWITCH: False}},
@@ -85,20 +79,19 @@ def bench(
     groups = [[STOCK], [CONFIDENT]] if one_at_a_time else [[STOCK, CONFIDENT]]
     measured: list[Times] = [{} for _ in range(rounds)]
     total = 2 * len(batches) * (rounds + 1)
-    terminal = Console(stderr=True)
-    with Progress(console=terminal, transient=True, disable=not terminal.is_terminal) as progress:
-        task = progress.add_task("Starting vLLM", total=total)
+    with bar(terminal(verbose=False)) as progress:  # what vLLM says goes into files
+        task = progress.add_task("", total=total)
         for group in groups:
-            progress.update(task, description=f"Starting vLLM ({' and '.join(group)})")
+            progress.update(task, description=f"starting vLLM ({' and '.join(group)})")
             with running({name: specs[name] for name in group}, verbose) as started:
-                progress.update(task, description="Measuring")
+                progress.update(task, description="measuring")
                 for mine, round_ in zip(
                     measured, measure(started, batches, rounds, tokens, lambda: progress.advance(task)), strict=True
                 ):
                     mine.update(round_)
     result = {
         "machine": machine(),
-        "arguments": {"model": Path(model).name if Path(model).exists() else model, "vllm": vllm, "tokens": tokens},
+        "arguments": {"model": shown_name(model), "vllm": vllm, "tokens": tokens},
         "additional_config": values,
         "median": medians(measured),
         "rounds": measured,

@@ -1,25 +1,34 @@
 """``confident-decoding compare``: standard and confident answers side by side."""
 
-import importlib.util
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any
 
 import typer
+from rich.console import Console
 
 from confident_decoding.cli import compare_report, options
 from confident_decoding.cli.engines import (
-    WrongUseError,
     engine_args,
     output_aside,
+    require_active,
     require_plugin,
     require_vllm,
-    spinner,
 )
-from confident_decoding.cli.inputs import Prompt, check_model, fail, read_additional_config, read_prompts
+from confident_decoding.cli.inputs import (
+    Prompt,
+    check_model,
+    fail,
+    read_additional_config,
+    read_prompts,
+    require,
+    shown_name,
+)
 from confident_decoding.cli.outputs import check_target, print_json, write_text
 from confident_decoding.cli.pairs import Answer, Pair, summary
+from confident_decoding.cli.progress import bar, counting, spinner
+from confident_decoding.cli.rehearsal import check_lengths, rehearse
 from confident_decoding.config import ConfidentDecodingConfig
 
 
@@ -28,6 +37,7 @@ def compare(
     prompts: Annotated[
         Path,
         typer.Argument(
+            metavar="PROMPTS",
             help='A JSON-lines file; each line a string, {"prompt": "..."}, or {"messages": [{"role": "user", '
             '"content": "..."}]} for the chat template.',
             show_default=False,
@@ -62,19 +72,28 @@ def compare(
     check_model(model)
     asked = read_prompts(prompts)
     if html is not None:
-        _check_html(html)
+        require("--html", "jinja2", extra="analysis")
+        check_target(html)
     require_vllm()
     # The engine in this process: its errors are this command's, not a line in another process's log.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     with output_aside(verbose) as terminal:
-        engine = start(model, vllm, values, terminal)
+        engine = start(model, vllm, values, asked, terminal)
         sampling = {"max_tokens": max_tokens, "temperature": temperature, "seed": seed}
-        standard = answers(engine, asked, {**sampling, "extra_args": {"confident_p": 0}}, "standard", terminal)
-        confident = answers(engine, asked, sampling, "confident", terminal)
+        with bar(terminal) as progress:
+            task = progress.add_task("", total=2 * len(asked))
+
+            def both(done: int, name: str) -> None:
+                progress.update(task, completed=done, description=f"{name} answers")
+
+            standard = answers(
+                engine, asked, {**sampling, "extra_args": {"confident_p": 0}}, lambda n: both(n, "standard")
+            )
+            confident = answers(engine, asked, sampling, lambda n: both(len(asked) + n, "confident"))
         decode = engine.get_tokenizer().decode
         pairs = [Pair.of(*pair, decode) for pair in zip(asked, standard, confident, strict=True)]
     result = {
-        "model": Path(model).name if Path(model).exists() else model,
+        "model": shown_name(model),
         "additional_config": values,
         "sampling": sampling,
         "summary": summary(pairs),
@@ -97,16 +116,13 @@ def _check_settings(values: dict[str, Any]) -> None:
         )
 
 
-def _check_html(path: Path) -> None:
-    if importlib.util.find_spec("jinja2") is None:
-        fail("--html needs jinja2: install confident-decoding[analysis].")
-    check_target(path)
-
-
-def start(model: str, options: str, additional_config: dict[str, Any], terminal: TextIO) -> Any:
-    """An ``LLM`` with the plugin on.
+def start(
+    model: str, options: str, additional_config: dict[str, Any], prompts: Sequence[Prompt], terminal: Console
+) -> Any:
+    """An ``LLM`` with the plugin on, for prompts that it can take.
 
     Raises:
+        WrongUseError: An option or a prompt cannot be used.
         RuntimeError: The plugin is not loaded.
         Exception: vLLM cannot serve the model, in its own words.
     """
@@ -116,37 +132,31 @@ def start(model: str, options: str, additional_config: dict[str, Any], terminal:
         # A prompt's second answer would otherwise begin from cached blocks, in chunks of another size.
         arguments = engine_args(model, options, additional_config, enable_prefix_caching=False)
         require_plugin()
-        return LLM.from_engine_args(arguments)
+        require_active(arguments)
+        lengths = rehearse(arguments, prompts)
+        engine = LLM.from_engine_args(arguments)
+    # With `--max-model-len auto` the context is what the memory allows, which is known now.
+    check_lengths(prompts, lengths, engine.llm_engine.vllm_config.model_config.max_model_len)
+    return engine
 
 
 def answers(
-    engine: Any, prompts: Sequence[Prompt], sampling: dict[str, Any], name: str, terminal: TextIO
+    engine: Any, prompts: Sequence[Prompt], sampling: dict[str, Any], progress: Callable[[int], None]
 ) -> list[Answer]:
-    """One answer to each prompt, in order.
-
-    Raises:
-        WrongUseError: vLLM refuses a prompt.
-    """
-    from tqdm import tqdm  # type: ignore[import-untyped]
+    """One answer to each prompt, in order; ``progress`` is told how many there are."""
     from vllm import SamplingParams
 
-    def progress(*args: Any, **kwargs: Any) -> Any:
-        if str(kwargs.get("desc", "")).startswith("Processed"):
-            kwargs["desc"] = f"{name} answers"
-        return tqdm(*args, **{**kwargs, "file": terminal, "leave": False})
-
-    bar = progress if terminal.isatty() else False  # vLLM divides by the time of a bar that is not shown
+    progress(0)
     parameters = SamplingParams(**sampling)
     texts = [number for number, prompt in enumerate(prompts) if prompt.messages is None]
     chats = [number for number, prompt in enumerate(prompts) if prompt.messages is not None]
     found: dict[int, Answer] = {}
-    try:
-        if texts:
-            outputs = engine.generate([prompts[n].prompt for n in texts], parameters, use_tqdm=bar)
-            found |= zip(texts, map(Answer.of, outputs), strict=True)
-        if chats:
-            outputs = engine.chat([prompts[n].messages for n in chats], parameters, use_tqdm=bar)
-            found |= zip(chats, map(Answer.of, outputs), strict=True)
-    except ValueError as error:
-        raise WrongUseError(f"vLLM refuses a prompt: {error}") from error
+    if texts:
+        count = counting(lambda done, _: progress(done))
+        outputs = engine.generate([prompts[n].prompt for n in texts], parameters, use_tqdm=count)
+        found |= zip(texts, map(Answer.of, outputs), strict=True)
+    if chats:
+        count = counting(lambda done, _: progress(len(texts) + done))
+        outputs = engine.chat([prompts[n].messages for n in chats], parameters, use_tqdm=count)
+        found |= zip(chats, map(Answer.of, outputs), strict=True)
     return [found[number] for number in range(len(prompts))]

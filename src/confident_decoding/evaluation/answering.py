@@ -6,17 +6,18 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
-import lm_eval  # type: ignore[import-untyped]
-from lm_eval.models.vllm_causallms import VLLM  # type: ignore[import-untyped]
-from tqdm import tqdm  # type: ignore[import-untyped]
+import lm_eval
+from lm_eval.models.vllm_causallms import VLLM
 from vllm import SamplingParams
 from vllm.platforms import current_platform
 
-from confident_decoding.evaluation.describe import load_tasks
-from confident_decoding.evaluation.protocol import RefusedError, Send
+from confident_decoding.cli.engines import WrongUseError
+from confident_decoding.cli.progress import counting
+from confident_decoding.evaluation.describe import given, load_tasks
+from confident_decoding.evaluation.protocol import Send
 
 
-class Model(VLLM):  # type: ignore[misc]
+class Model(VLLM):
     """lm-eval's vLLM model whose requests carry a setting of their own.
 
     Attributes:
@@ -44,22 +45,22 @@ class Model(VLLM):  # type: ignore[misc]
                 options["seed"] = _seed(self.seed, *question, repeats[question])
             repeats[question] += 1
             own.append(dataclasses.replace(request, arguments=(text, options)))
-        return super().generate_until(own, disable_tqdm=disable_tqdm)  # type: ignore[no-any-return]
+        return super().generate_until(own, disable_tqdm=disable_tqdm)
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """Log-likelihoods of continuations."""
         self._check_own_engine(requests)
-        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)  # type: ignore[no-any-return]
+        return super().loglikelihood(requests, disable_tqdm=disable_tqdm)
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = False) -> list[float]:
         """Log-likelihoods of texts."""
         self._check_own_engine(requests)
-        return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)  # type: ignore[no-any-return]
+        return super().loglikelihood_rolling(requests, disable_tqdm=disable_tqdm)
 
     def _check_own_engine(self, requests: list[Any]) -> None:
         """Log-likelihoods are of the engine's setting, so a unit that has only requests of its own cannot have them."""
         if self.asked is not None:
-            raise RefusedError(
+            raise WrongUseError(
                 f"task {requests[0].task_name!r} generates text and reads log-likelihoods too: settings cannot share "
                 "an engine for that. Evaluate it with --own-engines."
             )
@@ -78,6 +79,7 @@ def _seed(*parts: object) -> int:
 def answer(
     send: Send,
     model: str,
+    options: str,
     model_args: dict[str, Any],
     additional_config: dict[str, Any],
     units: list[dict[str, Any]],
@@ -91,7 +93,8 @@ def answer(
     Args:
         send: Reports.
         model: Folder or name.
-        model_args: Further arguments of lm-eval's model class and vLLM's engine.
+        options: Of ``vllm serve``, quoted as in a shell.
+        model_args: Arguments of lm-eval's model class that are not vLLM's.
         additional_config: Of the engine.
         units: ``task``, ``setting`` and ``arguments`` of each.
         tasks: What was asked for: names, patterns or YAML files.
@@ -100,10 +103,11 @@ def answer(
         evaluation: Further arguments of ``lm_eval.simple_evaluate``.
     """
     loaded = load_tasks(tasks, include_path)["tasks"]
+    arguments = model_args | given(model, options)
     if current_platform.is_cpu():
         # There a request with a seed whose prompt comes in parts ends vLLM ("CPU Generator does not use offset").
-        model_args = {"enable_chunked_prefill": False, **model_args}
-    lm = Model(pretrained=model, seed=seed, **model_args, additional_config=additional_config)
+        arguments = {"enable_chunked_prefill": False, **arguments}
+    lm = Model(pretrained=model, seed=seed, **arguments, additional_config=additional_config)
     lm.seed = seed
     if additional_config:
         _check_active(lm.model)
@@ -129,7 +133,7 @@ def _check_active(engine: Any) -> None:
     """An engine with the plugin refuses a request for p = 2; one without it knows no such argument.
 
     Raises:
-        RefusedError: The plugin is not active, so that all settings would be standard decoding.
+        WrongUseError: The plugin is not active, so that all settings would be standard decoding.
     """
     try:
         engine.generate(
@@ -141,7 +145,7 @@ def _check_active(engine: Any) -> None:
         if "confident_p" in str(error):
             return
         raise
-    raise RefusedError(
+    raise WrongUseError(
         "vLLM did not load the confident-decoding plugin, so every setting would be standard decoding. Look at "
         "VLLM_PLUGINS (confident_decoding must be in it, if it is set) and CONFIDENT_DECODING_DISABLE."
     )
@@ -149,17 +153,10 @@ def _check_active(engine: Any) -> None:
 
 def _reporting(generate: Callable[..., Any], send: Send) -> Callable[..., Any]:
     """``LLM.generate`` whose progress bar is the parent's."""
-
-    class Bar(tqdm):  # type: ignore[misc]
-        def __init__(self, *args: Any, **options: Any) -> None:
-            super().__init__(*args, **{**options, "disable": False, "delay": 1e9})
-
-        def update(self, n: float = 1) -> None:
-            super().update(n)
-            send("progress", done=self.n, total=self.total)
+    count = counting(lambda done, total: send("progress", done=done, total=total))
 
     def reporting(*args: Any, use_tqdm: Any = True, **options: Any) -> Any:
-        return generate(*args, use_tqdm=Bar, **options)
+        return generate(*args, use_tqdm=count, **options)
 
     return reporting
 

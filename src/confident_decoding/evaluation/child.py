@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import Any
 
-from confident_decoding.evaluation.protocol import RefusedError, text_of
+from confident_decoding.cli.engines import WrongUseError, text_of
 
 
 def main() -> None:
@@ -32,7 +32,7 @@ def main() -> None:
                 from confident_decoding.evaluation.answering import answer
 
                 answer(send, **job)
-        except RefusedError as error:
+        except WrongUseError as error:
             send("error", message=str(error), status=2)
         except Exception as error:
             traceback.print_exc()

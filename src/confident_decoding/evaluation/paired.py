@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.stats import binomtest, bootstrap  # type: ignore[import-untyped]
+from scipy.stats import binomtest, bootstrap
 
 RESAMPLES = 9999
 CONFIDENCE = 0.95

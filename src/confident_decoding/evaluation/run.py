@@ -30,7 +30,8 @@ class Request:
         apply_chat_template: Put prompts into the model's chat template.
         system_instruction: In front of each prompt, or None.
         gen_kwargs: Generation options that replace the tasks' own, or None.
-        model_args: Further arguments of lm-eval's model class and vLLM's engine.
+        vllm: Options of ``vllm serve``, quoted as in a shell.
+        model_args: Arguments of lm-eval's model class that are not vLLM's.
         seed: Of everything that draws.
         own_engines: An engine for each setting.
         allow_unsafe_code: Tasks may run what the model writes.
@@ -47,6 +48,7 @@ class Request:
     apply_chat_template: bool = False
     system_instruction: str | None = None
     gen_kwargs: dict[str, Any] | None = None
+    vllm: str = ""
     model_args: dict[str, Any] = field(default_factory=dict)
     seed: int = 1234
     own_engines: bool = False
@@ -117,6 +119,7 @@ class Evaluation:
             job = {
                 "work": "answer",
                 "model": request.model,
+                "options": request.vllm,
                 "model_args": request.model_args,
                 "additional_config": engine.additional_config,
                 "units": [vars(unit) for unit in engine.units],
@@ -154,6 +157,7 @@ class Evaluation:
         job = {
             "work": "describe",
             "model": request.model,
+            "options": request.vllm,
             "model_args": request.model_args,
             "tasks": list(request.tasks),
             "include_path": list(request.include_path),
@@ -169,6 +173,7 @@ class Evaluation:
         return {
             "model": str(Path(request.model).resolve()) if Path(request.model).is_dir() else request.model,
             "model_files": facts["files"],
+            "vllm": facts["options"],
             "model_args": request.model_args,
             "device": facts["device"],
             "versions": facts["versions"],

@@ -128,7 +128,16 @@ CONTRACTS: tuple[Contract, ...] = (
     Contract("vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model"),
     Contract("vllm.v1.worker.gpu_worker", "Worker.determine_available_memory"),
     Contract("vllm.v1.worker.cpu_worker", "CPUWorker.compile_or_warm_up_model"),
-    # What the command line asks of vLLM (cli/engines.py, cli/probe.py, cli/compare.py).
+    # What the command line asks of vLLM (cli/engines.py, cli/probe.py, cli/compare.py, cli/rehearsal.py).
+    Contract("vllm.renderers.registry", "renderer_from_config", ("config",)),
+    Contract("vllm.renderers.base", "BaseRenderer.render_cmpl", ("prompts", "tok_params")),
+    Contract("vllm.renderers.base", "BaseRenderer.render_chat", ("conversations", "chat_params", "tok_params")),
+    Contract("vllm.renderers.base", "BaseRenderer.default_cmpl_tok_params", ()),
+    Contract("vllm.renderers.base", "BaseRenderer.default_chat_tok_params", ()),
+    Contract("vllm.renderers.params", "ChatParams", attributes=("chat_template_kwargs",)),
+    Contract("vllm.renderers.params", "TokenizeParams", attributes=("max_total_tokens",)),
+    Contract("vllm.renderers.inputs.preprocess", "parse_model_prompt", ("model_config", "prompt")),
+    Contract("vllm.utils.mistral", "is_mistral_tokenizer"),
     Contract("vllm.engine.arg_utils", "EngineArgs.add_cli_args", ("parser",)),
     Contract("vllm.engine.arg_utils", "EngineArgs.from_cli_args", ("cls", "args")),
     Contract("vllm.engine.arg_utils", "EngineArgs.create_engine_config", ("usage_context",)),

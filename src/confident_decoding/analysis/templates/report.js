@@ -19,6 +19,8 @@
     return made;
   };
 
+  const number_of = (thousandths, scale, digits) => (thousandths < 0 ? "none" : (thousandths / scale).toFixed(digits));
+
   function fill(place) {
     const { window: size, best: width } = data, depth = data.depth[place], first = place * size * width;
     const [from, to] = [data.tops[first], data.tops[first + depth * width]].map((word) => data.words[word]);
@@ -29,12 +31,12 @@
     table.append(head);
     for (let d = 0; d < size; d++) {
       const row = element("tr", undefined, d === depth ? "chosen" : "");
-      row.append(element("td", d), element("td", (data.entropy[place * size + d] / 1000).toFixed(3)));
+      row.append(element("td", d), element("td", number_of(data.entropy[place * size + d], 1000, 3)));
       const best = element("td");
       for (let rank = 0; rank < width; rank++) {
         const at = first + d * width + rank, one = element("span", undefined, "best");
         one.append(element("code", data.words[data.tops[at]]), " ");
-        one.append(element("i", (data.probabilities[at] / 10).toFixed(1)));
+        one.append(element("i", number_of(data.probabilities[at], 10, 1)));
         best.append(one, " ");
       }
       row.append(best);

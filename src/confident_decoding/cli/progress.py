@@ -1,0 +1,65 @@
+"""Signs of life on a terminal: one spinner and one bar for all commands, gone when the work is done.
+
+Nothing moves where nobody watches (a pipe, a file), and nothing where vLLM's own lines are shown: they would tear it
+apart.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.table import Column
+
+
+def terminal(verbose: bool, **options: Any) -> Console:
+    """Standard error (or ``file``) as a console; with ``verbose`` as one that is no terminal."""
+    return Console(**{"stderr": True, **options}, highlight=False, force_terminal=False if verbose else None)
+
+
+@contextlib.contextmanager
+def spinner(console: Console, doing: str) -> Iterator[None]:
+    """A sign of life on a terminal, and one line elsewhere."""
+    if not console.is_terminal:
+        console.print(doing, markup=False, soft_wrap=True)
+        yield
+        return
+    with console.status(doing):
+        yield
+
+
+def bar(console: Console) -> Progress:
+    """A bar of what is done of a total; a long description is cut, so that it stays one line."""
+    return Progress(
+        TextColumn("{task.description}", table_column=Column(no_wrap=True, overflow="ellipsis", ratio=1)),
+        BarColumn(bar_width=None, table_column=Column(ratio=1)),
+        MofNCompleteColumn(table_column=Column(no_wrap=True)),
+        TimeElapsedColumn(table_column=Column(no_wrap=True)),
+        console=console,
+        transient=True,
+        expand=True,
+        disable=not console.is_terminal,
+    )
+
+
+def counting(report: Callable[[int, int], None]) -> type:
+    """A bar for vLLM's ``use_tqdm`` that draws nothing and reports finished requests.
+
+    Args:
+        report: Is called with the number of those done, and of all.
+    """
+    from tqdm import tqdm
+
+    class Counting(tqdm):
+        def __init__(self, *args: Any, **options: Any) -> None:
+            # Not switched off: vLLM divides by the time that it shows.
+            super().__init__(*args, **{**options, "file": io.StringIO(), "disable": False})
+
+        def update(self, n: float = 1) -> None:
+            super().update(n)
+            if self.iterable is None:  # else prompts are being read
+                report(int(self.n), int(self.total))
+
+    return Counting

@@ -1,0 +1,91 @@
+"""Signs of life: on a terminal, in one line, gone afterwards; nowhere else."""
+
+import contextlib
+import io
+import os
+
+import pytest
+from rich.console import Console
+
+from confident_decoding.cli.progress import bar, counting, spinner, terminal
+
+
+@pytest.fixture
+def tty():
+    """``tty(verbose)``: standard error of a command on a terminal, and what it got."""
+    ours, theirs = os.openpty()
+    file = os.fdopen(theirs, "w")
+
+    def console(verbose):
+        return terminal(verbose, file=file)
+
+    def seen():
+        file.flush()
+        os.set_blocking(ours, False)
+        text = b""
+        with contextlib.suppress(BlockingIOError):
+            while True:
+                text += os.read(ours, 1 << 16)
+        return text.decode()
+
+    yield console, seen
+    file.close()
+    os.close(ours)
+
+
+def work(console):
+    with spinner(console, "Starting ..."):
+        pass
+    with bar(console) as progress:
+        task = progress.add_task("answers", total=3)
+        progress.advance(task, 2)
+        progress.refresh()
+
+
+def test_a_terminal_shows_a_spinner_and_a_bar_that_go_away(tty):
+    console, seen = tty
+    work(console(verbose=False))
+    text = seen()
+    assert "Starting ..." in text
+    assert "2/3" in text
+    assert text.rsplit("2/3", 1)[1].count("\x1b[2K") >= 1, "the line of the bar is erased"
+
+
+def test_nothing_moves_where_vllm_itself_is_shown(tty):
+    console, seen = tty
+    work(console(verbose=True))
+    assert seen() == "Starting ...\r\n"
+
+
+def test_nothing_moves_in_a_pipe():
+    file = io.StringIO()
+    work(terminal(False, file=file))
+    assert file.getvalue() == "Starting ...\n"
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_a_bar_is_one_line(width):
+    console = Console(file=io.StringIO(), force_terminal=True, width=width, height=10)
+    progress = bar(console)
+    progress.add_task("a task with a long name: trough-m1,p=0.5,window=10,min_entropy=0.125", total=1319)
+    rendered = console.render_lines(progress.get_renderable(), pad=False)
+    assert len(rendered) == 1
+    assert "0/1319" in "".join(segment.text for segment in rendered[0])
+
+
+def test_finished_requests_are_counted_and_nothing_is_drawn(capfd):
+    """As vLLM uses a bar: prompts are read in one, requests finish in another whose time it divides by."""
+    told = []
+    make = counting(lambda done, total: told.append((done, total)))
+    reading = make(range(4), desc="Rendering prompts")
+    assert list(reading) == [0, 1, 2, 3]
+    reading.update(1)  # as it does itself where reading takes long
+    shown = make(total=4, desc="Processed prompts", dynamic_ncols=True, postfix="0 toks/s")
+    for _ in range(4):
+        assert shown.format_dict["elapsed"] > 0
+        shown.postfix = "9 toks/s"
+        shown.update(1)
+    shown.refresh()
+    shown.close()
+    assert told == [(1, 4), (2, 4), (3, 4), (4, 4)]
+    assert capfd.readouterr() == ("", "")
