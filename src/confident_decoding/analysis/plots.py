@@ -57,7 +57,8 @@ def single_tokens(axes: Axes, summary: Summary) -> None:
     axes.set_ylabel("entropy, nats")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     _from_zero(axes)
-    _legend(axes, columns=1)
+    if axes.lines:
+        _legend(axes, columns=1)
 
 
 def depths(axes: Axes, summary: Summary) -> None:
@@ -257,7 +258,7 @@ def _window(axes: Axes, summary: Summary) -> None:
 def _from_zero(axes: Axes) -> None:
     """Begin at 0, with room above the highest point: matplotlib's own margin is one of the range of the points."""
     heights = np.concatenate([[0.0], *(np.asarray(line.get_ydata(), float) for line in axes.lines)])
-    axes.set_ylim(0, 1.08 * heights.max() or 1)
+    axes.set_ylim(0, 1.08 * np.nanmax(heights) or 1)  # a NaN is a gap in its line
 
 
 def _legend(axes: Axes, columns: int = 3) -> None:
