@@ -3,6 +3,7 @@
 import contextlib
 import io
 import os
+import sys
 
 import pytest
 from rich.console import Console
@@ -35,8 +36,9 @@ def tty():
 
 def work(console):
     with spinner(console, "Starting ..."):
-        pass
+        print("a line of vLLM", file=sys.stderr)
     with bar(console) as progress:
+        print("a line of vLLM")
         task = progress.add_task("answers", total=3)
         progress.advance(task, 2)
         progress.refresh()
@@ -47,6 +49,7 @@ def test_a_terminal_shows_a_spinner_and_a_bar_that_go_away(tty):
     work(console(verbose=False))
     text = seen()
     assert "Starting ..." in text
+    assert "vLLM" not in text, "what is put aside stays there"
     assert "2/3" in text
     assert text.rsplit("2/3", 1)[1].count("\x1b[2K") >= 1, "the line of the bar is erased"
 

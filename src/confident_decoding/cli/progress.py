@@ -10,8 +10,14 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from rich.console import Console
+from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.spinner import Spinner
 from rich.table import Column
+from rich.text import Text
+
+# rich would print on this console what others write to sys.stdout and sys.stderr: what `output_aside` puts aside.
+_LIVE: dict[str, Any] = {"transient": True, "redirect_stdout": False, "redirect_stderr": False}
 
 
 def terminal(verbose: bool, **options: Any) -> Console:
@@ -26,7 +32,7 @@ def spinner(console: Console, doing: str) -> Iterator[None]:
         console.print(doing, markup=False, soft_wrap=True)
         yield
         return
-    with console.status(doing):
+    with Live(Spinner("dots", Text(doing, overflow="ellipsis", no_wrap=True)), console=console, **_LIVE):
         yield
 
 
@@ -38,9 +44,9 @@ def bar(console: Console) -> Progress:
         MofNCompleteColumn(table_column=Column(no_wrap=True)),
         TimeElapsedColumn(table_column=Column(no_wrap=True)),
         console=console,
-        transient=True,
         expand=True,
         disable=not console.is_terminal,
+        **_LIVE,
     )
 
 
