@@ -1,9 +1,9 @@
-"""What ``--enable-lora`` costs beside the selection, with an adapter that leaves the output head alone.
+"""What ``--enable-lora`` costs beside the selection: with no adapter, one on attention, and one on the head as well.
 
     python -m benchmarks.adapters                  the embedded SmolLM2-135M-Instruct on a CPU
 
-vLLM wraps the logits processor on every server with ``--enable-lora``, so each candidate is a head call of its own
-there, whatever the adapter touches.
+vLLM wraps the logits processor on every server with ``--enable-lora``. While an adapter in a slot has weights for the
+output head, each candidate is a head call of its own there; otherwise the rows go past the wrapper.
 """
 
 import argparse
@@ -17,46 +17,52 @@ from benchmarks.gpu_engine import on
 from benchmarks.timing import machine
 
 RANK = 8
-TARGETS = ("q_proj", "v_proj")
+TARGETS = {"attention": ("q_proj", "v_proj"), "head": ("q_proj", "v_proj", "lm_head")}
 ENGINES = {"off": ({}, False), "on": (on(), False), "off, LoRA": ({}, True), "on, LoRA": (on(), True)}
 """Additional configuration, and whether the server takes adapters."""
 
 
-def attention_adapter(model, folder):
-    """A random adapter on queries and values of every layer of ``model``, in ``folder``; returns its path."""
+def write_adapter(model, folder, targets):
+    """A random adapter on ``targets`` of every layer of ``model``, in ``folder``; returns its path."""
     import torch
     from safetensors import safe_open
     from safetensors.torch import save_file
 
     generator, tensors = torch.Generator().manual_seed(0), {}
+    tied = json.loads((Path(model) / "config.json").read_text()).get("tie_word_embeddings", False)
     for shard in sorted(Path(model).glob("*.safetensors")):
         with safe_open(shard, "pt") as file:
             for name in file.keys():  # noqa: SIM118 (a file, no dictionary)
                 module = name.removesuffix(".weight")
-                if module.split(".")[-1] in TARGETS:
+                if tied and module == "model.embed_tokens":  # the head's weight too, under this name alone
+                    module = "lm_head"
+                if module.split(".")[-1] in targets:
                     rows, columns = file.get_slice(name).get_shape()
                     for part, shape in {"lora_A": (RANK, columns), "lora_B": (rows, RANK)}.items():
                         noise = torch.randn(shape, generator=generator) * 0.02
                         tensors[f"base_model.model.{module}.{part}.weight"] = noise
     folder.mkdir()
     settings = {"peft_type": "LORA", "task_type": "CAUSAL_LM", "r": RANK, "lora_alpha": 2 * RANK, "bias": "none"}
-    (folder / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": list(TARGETS)}))
+    (folder / "adapter_config.json").write_text(json.dumps({**settings, "target_modules": list(targets)}))
     save_file(tensors, str(folder / "adapter_model.safetensors"), metadata={"format": "pt"})
     return str(folder)
 
 
-def measure(engines, adapter, args):
-    """Rounds of ms by engine, with and without the adapter where there can be one, and by batch."""
+def measure(engines, adapters, args):
+    """Rounds of ms by engine, without and with each adapter where there can be one, and by batch."""
     rounds = []
     for number in range(-1, args.rounds):  # the first one warms up
         times = {}
         for name, engine in engines.items():
-            for used in (None, adapter) if ENGINES[name][1] else (None,):
-                label = f"{name}, adapter" if used else name
-                times[label] = {
-                    batch: engine.ask(do="step", batch=batch, tokens=args.tokens, adapter=used)["ms"]
+            for kind, path in {None: None, **(adapters if ENGINES[name][1] else {})}.items():
+                if path:
+                    engine.ask(do="adapter", load=path)
+                times[f"{name}, {kind} adapter" if path else name] = {
+                    batch: engine.ask(do="step", batch=batch, tokens=args.tokens, adapter=path)["ms"]
                     for batch in args.batch
                 }
+                if path:
+                    engine.ask(do="adapter", load=None)
         if number >= 0:
             rounds.append(times)
         print(f"round {number + 1}/{args.rounds}: {times}", flush=True)
@@ -77,7 +83,7 @@ def main():
 
     model = args.model or str(smollm2())
     with tempfile.TemporaryDirectory() as folder:
-        adapter = attention_adapter(model, Path(folder) / "adapter")
+        adapters = {kind: write_adapter(model, Path(folder) / kind, targets) for kind, targets in TARGETS.items()}
         options = {
             "model": model,
             "dtype": args.dtype,
@@ -95,14 +101,14 @@ def main():
             engines[name] = Engine(name, given, Path(folder) / f"{name}.log")
         for engine in engines.values():
             engine.wait()
-        rounds = measure(engines, adapter, args)
+        rounds = measure(engines, adapters, args)
         for engine in engines.values():
             engine.close()
     table = {
         name: {batch: statistics.median(r[name][batch] for r in rounds) for batch in args.batch} for name in rounds[0]
     }
     for name, row in table.items():
-        print(f"{name:20}" + "".join(f"  B={batch}: {ms:8.2f} ms" for batch, ms in row.items()))
+        print(f"{name:28}" + "".join(f"  B={batch}: {ms:8.2f} ms" for batch, ms in row.items()))
     if args.out:
         arguments = {"model": Path(model).name, "batch": args.batch, "tokens": args.tokens, "dtype": args.dtype}
         result = {"machine": machine(), "arguments": arguments, "median": table, "rounds": rounds}

@@ -51,6 +51,12 @@ def serve(spec):
         elif question["do"] == "step":
             prompts = [{"prompt_token_ids": [7 + i] * 16} for i in range(question["batch"])]
             say({"ms": step_ms(llm, prompts, question["tokens"], question.get("adapter"))})
+        elif question["do"] == "adapter":
+            from vllm.lora.request import LoRARequest
+
+            # The number that `step_ms` uses.
+            change = llm.llm_engine.add_lora if question["load"] else llm.llm_engine.remove_lora
+            say({"done": change(LoRARequest("adapter", 1, question["load"]) if question["load"] else 1)})
         elif question["do"] == "drafts":
             say(drafts(llm, SamplingParams, question["prompts"], question["tokens"]))
         elif question["do"] == "prompt":

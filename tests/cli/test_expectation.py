@@ -27,13 +27,20 @@ def test_the_boundary_is_the_planners():
         ({"trough_max_backtrack_layers": 0}, {}, "bfloat16", "nothing to speak of"),
         ({"select_method": "last-m8"}, {}, "bfloat16", "no scan: one head call"),
         ({"select_method": "last-m8", "p": 0.5}, {}, "bfloat16", "no scan: two head calls"),
-        ({}, {"lora": True}, "bfloat16", "high: with --enable-lora each step calls the output head 10 times"),
         ({}, {"rows_per_read": None}, "float32", "dense: all 10 candidates"),
         ({}, {"rows_per_read": None, "batch_invariant": True}, "bfloat16", "dense: all 10 candidates"),
     ],
 )
 def test_other_classes(keys, serving, dtype, begins):
     assert expected_cost(plan(**keys), {**GPU, **serving}, dtype, "cuda").startswith(begins)
+
+
+@pytest.mark.parametrize("rows_per_read", [170, None])
+def test_adapters_on_the_head_are_the_exception_under_lora(rows_per_read):
+    serving = {**GPU, "rows_per_read": rows_per_read}
+    without, text = (expected_cost(plan(), {**serving, "lora": lora}, "bfloat16", "cuda") for lora in (False, True))
+    assert text.startswith(f"{without} While a LoRA adapter in a slot has weights for the output head: high")
+    assert "calls the head 10 times" in text
 
 
 def test_the_reason_of_a_dense_scan():

@@ -1,6 +1,7 @@
 """What the driver can do with an engine beside plain requests; arguments and results are JSON."""
 
 import json
+from pathlib import Path
 
 
 def plain(logprobs):
@@ -72,6 +73,31 @@ def beams(llm, prompts, width, max_tokens):
         [[list(beam.tokens[len(ids) :]), beam.cum_logprob] for beam in output.sequences]
         for ids, output in zip(prompts, found, strict=True)
     ]
+
+
+NUMBERS = {}
+"""vLLM knows an adapter by its number: one for each path, as long as this process lives."""
+
+
+def adapter(path):
+    """The LoRA request of an adapter's folder."""
+    from vllm.lora.request import LoRARequest
+
+    return LoRARequest(Path(path).name, NUMBERS.setdefault(path, 1 + len(NUMBERS)), path)
+
+
+def remove_adapter(llm, path):
+    """Whether vLLM had it."""
+    return llm.llm_engine.remove_lora(adapter(path).lora_int_id)
+
+
+def plain_head_calls(llm):
+    """How often each rank's `SelectingHead` has passed plain rows on; where the selection is off, never."""
+    return llm.apply_model(_plain_head_calls)
+
+
+def _plain_head_calls(model):
+    return getattr(model.logits_processor.base_layer._apply_head, "stock_calls", 0)
 
 
 def reload_weights(llm, path):

@@ -92,14 +92,6 @@ def record_drafts(llm, drafts):
     drafter.propose = recording
 
 
-def lora_requests(paths):
-    """One LoRA request, or None, for each path, or None."""
-    from vllm.lora.request import LoRARequest
-
-    known = sorted({path for path in paths if path})
-    return [path and LoRARequest(Path(path).name, 1 + known.index(path), path) for path in paths]
-
-
 def pooled(llm, prompts):
     """Embeddings of a pooling engine, as lists."""
     return [
@@ -151,7 +143,7 @@ def run(job, lines):
                 result["calls"].append(getattr(actions, call["do"])(llm, **call.get("with", {})))
                 continue
             start = time.perf_counter()
-            adapters = lora_requests(call["lora"]) if "lora" in call else None
+            adapters = [path and actions.adapter(path) for path in call["lora"]] if "lora" in call else None
             answer = actions.generate(llm, call["prompts"], call["sampling"], lora_request=adapters)
             result["calls"].append({"seconds": time.perf_counter() - start, **answer})
         if job.get("counters"):

@@ -21,16 +21,22 @@ def expected_cost(plan: SelectionPlan, serving: dict[str, Any], dtype: str, devi
         return "nothing to speak of: the final layer is the only candidate."
     if plan.fixed_depth is not None:
         return f"no scan: {'one head call' if plan.p == 1 else 'two head calls'} a step instead of one."
+    lora = ""
     if serving["lora"]:
-        return f"high: with --enable-lora each step calls the output head {n} times, once for each candidate."
+        lora = (
+            f" While a LoRA adapter in a slot has weights for the output head: high, each step calls the head {n} "
+            "times, once for each candidate."
+        )
     if per_read is None:
         why = _dense_because(serving, dtype)
-        return f"dense: all {n} candidates of every row are projected in each step ({why}); it grows with the rows."
+        return (
+            f"dense: all {n} candidates of every row are projected in each step ({why}); it grows with the rows.{lora}"
+        )
     few = max(1, 2 * per_read // n)
     other = "" if device == "cpu" else " If the output head itself is quantised or has a bias, all rows are dense."
     return (
         f"low up to {few} rows in a step: all {n} candidates in one call of the output head (dense). With more rows, "
-        f"rounds: further candidates only for rows whose entropy is still falling.{other}"
+        f"rounds: further candidates only for rows whose entropy is still falling.{other}{lora}"
     )
 
 

@@ -31,6 +31,7 @@ class Contract:
 
 _LP = "vllm.model_executor.layers.logits_processor"
 _VPE = "vllm.model_executor.layers.vocab_parallel_embedding"
+_LORA = "vllm.lora"
 
 LOADER = Contract(
     "vllm.model_executor.model_loader.base_loader", "BaseModelLoader.load_model", ("vllm_config", "model_config")
@@ -97,6 +98,26 @@ CONTRACTS: tuple[Contract, ...] = (
     ),
     Contract("vllm.model_executor.models.llama", "LlamaModel.forward", mentions=("_maybe_add_hidden_state", "norm")),
     Contract("vllm.model_executor.models.qwen2", "Qwen2Model.forward", mentions=("_maybe_add_hidden_state", "norm")),
+    # What LoRA puts before the output head, and which adapters are in a slot (adapters.py).
+    Contract(f"{_LORA}.layers.logits_processor", "LogitsProcessorWithLoRA", attributes=("base_layer",)),
+    Contract(f"{_LORA}.layers.logits_processor", "LogitsProcessorWithLoRA.forward", mentions=("base_layer", "forward")),
+    Contract(
+        f"{_LORA}.layers.logits_processor",
+        "LogitsProcessorWithLoRA._get_logits",
+        ("hidden_states", "lm_head"),
+        mentions=("_apply_head", "base_layer", "add_lora_logits"),
+    ),
+    Contract(f"{_LORA}.model_manager", "LoRAModelManager", attributes=("lora_index_to_id", "modules")),
+    Contract(f"{_LORA}.model_manager", "LoRAModelManager.__init__", ("model",), mentions=("lora_manager",)),
+    Contract(f"{_LORA}.model_manager", "LoRAModelManager.list_adapters", (), mentions=("_registered_adapters",)),
+    Contract(
+        f"{_LORA}.model_manager",
+        "LoRAModelManager.activate_adapter",
+        ("lora_id",),
+        mentions=("lora_index_to_id", "_registered_adapters", "_get_lora_layer_weights", "set_lora", "reset_lora"),
+    ),
+    Contract(f"{_LORA}.model_manager", "LoRAModelManager._get_lora_layer_weights", mentions=("get_lora",)),
+    Contract(f"{_LORA}.lora_model", "LoRAModel.get_lora", ("module_name",)),
     Contract("vllm.distributed.communication_op", "tensor_model_parallel_all_gather", ("input_", "dim")),
     Contract("vllm.distributed.communication_op", "tensor_model_parallel_all_reduce", ("input_",)),
     Contract("vllm.distributed.parallel_state", "get_tensor_model_parallel_rank", ()),

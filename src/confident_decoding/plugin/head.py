@@ -184,16 +184,12 @@ class SelectingHead:
             for plan in {self._plan, replace(self._plan, p=1.0)}:
                 self._count(counters, mirror, selection, rules, plan, prompt=False)
 
-    def takes_calls(self, processor: Any, states: Tensor) -> bool:
-        """Whether ``compute_logits`` must be called once per candidate: packed rows before a LoRA head.
-
-        ``--enable-lora`` replaces the language model's ``LogitsProcessor`` after loading
-        (``lora/model_manager.py``); its wrapper applies the adapter to the very rows that it is given.
-        """
-        return processor is not self._processor and states.shape[-1] == len(self._plan.depths) * self._hidden
+    def packed(self, states: Tensor) -> bool:
+        """Whether rows are packed, ``[B, n*H]``."""
+        return states.shape[-1] == len(self._plan.depths) * self._hidden
 
     def select_by_calls(self, packed: Tensor, logits_of: Callable[[Tensor], Tensor], rows: Rows) -> Tensor:
-        """Logits ``[B, V]`` of the selected layers, from finished logits of ``[B, H]`` rows."""
+        """Logits ``[B, V]`` of the selected layers, from finished logits of ``[B, H]`` rows: a head under LoRA."""
         finished = partial(statistics_of_finished, first_id=0 if self.metrics else None)
         columns = self._processor.org_vocab_size
         model_head = ModelHead(self._final_state, logits_of, finished, columns, top_ids=self.metrics)

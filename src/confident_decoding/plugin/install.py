@@ -9,7 +9,8 @@ import confident_decoding
 from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
 from confident_decoding.plugin import borrowed, runner
-from confident_decoding.plugin.anatomy import dissect, logits_processor, refusal
+from confident_decoding.plugin.adapters import HeadAdapters
+from confident_decoding.plugin.anatomy import dissect, refusal
 from confident_decoding.plugin.capture import CapturedStates, capturing_module, indices_of, switch_on_capture
 from confident_decoding.plugin.compat import DRAFTS_FROM_FINAL_STATES, version_problem
 from confident_decoding.plugin.cost import kv_bytes_per_token, packed_bytes
@@ -75,13 +76,13 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     processor.register_buffer(COUNTERS, counters, persistent=False)
     if config.trough_metrics and reports:
         head.mirror = publish(vllm_config, plan, counters, processor)
-    # Only LoRA puts another processor in its place, after loading.
-    processor_of = logits_processor if vllm_config.lora_config is not None else lambda _: processor
+    # Only LoRA puts something before the head, after loading.
+    adapters = HeadAdapters(processor) if vllm_config.lora_config is not None else None
     borrowed.in_use_by(model)
     _hook_runners(model, vllm_config)
     width = len(plan.depths) * hidden
     setattr(model, runner.ATTRIBUTE, runner.Installed(head.requests, width, hidden))
-    swap_class(model, captured, prove, head, processor_of)
+    swap_class(model, captured, prove, head, adapters)
     if reports:
         _announce(vllm_config, config, plan, hidden)
     else:

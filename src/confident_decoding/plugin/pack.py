@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from confident_decoding.plugin.adapters import HeadAdapters
 from confident_decoding.plugin.capture import CapturedStates
 from confident_decoding.plugin.rows import classify
 
@@ -47,7 +48,7 @@ def swap_class(
     captured: CapturedStates,
     prove: Callable[[], None],
     select: Any,
-    processor_of: Callable[[Any], Any],
+    adapters: HeadAdapters | None,
 ) -> None:
     """Give ``model`` a subclass of its class whose forward packs and whose logits calls are told apart.
 
@@ -57,7 +58,7 @@ def swap_class(
         prove: Called when a drafter has asked for states of its own; raises if the model does not return them.
         select: The `head.SelectingHead`. Its ``rows`` attribute is set to the kind of the rows for the
             duration of a call; its ``serving`` attribute says whether warm-up is over.
-        processor_of: The model's ``LogitsProcessor`` at the time of a call.
+        adapters: What may stand before the output head; None without ``--enable-lora``.
     """
     base: Any = type(model)
 
@@ -77,10 +78,17 @@ def swap_class(
         def method(self: Any, hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
             rows = select.rows = classify(sys._getframe(1), select.serving)
             try:
-                if not select.takes_calls(processor_of(self), hidden_states):
+                if adapters is None or not select.packed(hidden_states) or not adapters.wrapped(self):
                     return stock(self, hidden_states, *args, **kwargs)
-                select.rows = None  # plain rows pass through the head
-                return select.select_by_calls(hidden_states, lambda h: stock(self, h, *args, **kwargs), rows)
+                # Warm-up goes both ways: either may come later, and its memory and kernels must be known by then.
+                if rows == "warmup" or adapters.touch_head(self):
+                    select.rows = None  # plain rows pass through the head
+                    logits = select.select_by_calls(hidden_states, lambda h: stock(self, h, *args, **kwargs), rows)
+                    if rows != "warmup":
+                        return logits
+                    select.rows = rows
+                with adapters.passed():
+                    return stock(self, hidden_states, *args, **kwargs)
             finally:
                 select.rows = None
 
