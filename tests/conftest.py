@@ -133,6 +133,30 @@ def run_engines(tmp_path_factory):
     return run
 
 
+@pytest.fixture(scope="session")
+def second_runner(tmp_path_factory):
+    """Environment in which vLLM's CPU engine has the second model runner: its kernels in Triton's interpreter.
+
+    vLLM asks for a Triton that names a backend for CPUs, which PyPI's does not. The interpreter asks no backend, so
+    another one under that name is enough.
+    """
+    triton = Path(sys.prefix) / "triton"
+    assert (triton / "triton").is_dir(), "`make setup` puts Triton there"
+    folder = tmp_path_factory.mktemp("backend")
+    named = folder / "interpreted_cpu-0.dist-info"
+    named.mkdir()
+    (named / "METADATA").write_text("Metadata-Version: 2.1\nName: interpreted-cpu\nVersion: 0\n")
+    (named / "entry_points.txt").write_text("[triton.backends]\ncpu = triton.backends.nvidia\n")
+    found = [str(folder), str(triton), str(ROOT / "tests/plugin"), *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {
+        "PYTHONPATH": os.pathsep.join(found),
+        "TRITON_INTERPRET": "1",
+        "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # functions of modules in tests/plugin are sent to the workers
+        "VLLM_USE_V2_MODEL_RUNNER": "1",
+        "VLLM_WORKER_MULTIPROC_METHOD": "spawn",
+    }
+
+
 def smol_engine(path, additional_config=None, dtype="float32", **options):
     """LLM arguments for the embedded model; small, eager unless told otherwise."""
     return {

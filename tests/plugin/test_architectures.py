@@ -23,6 +23,7 @@ SETTINGS = {
         on(select_method="trough-m1", trough_max_backtrack_layers=4),
         {"window": 3, "shift": 1, "candidates": 4},
     ),
+    "ratio-0.5": (on(trough_backtrack_ratio=0.5), {"window": 1, "candidates": 3}),
     # About half of these tokens' final entropies are below it.
     "min-entropy": (on(trough_min_entropy=5.58), {"window": 5, "min_entropy": 5.58}),
     "last-m3": (on(select_method="last-m3"), {"window": 0, "fixed": 3}),

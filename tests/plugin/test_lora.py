@@ -141,17 +141,3 @@ def test_two_ranks_choose_what_one_chooses_in_the_same_way(run_engines, adapters
     assert tokens(two) == tokens(one)
     for batch, (_, calls) in two["batches"].items():
         assert calls == 2 * one["batches"][batch][1], f"{batch}: each rank takes the one rank's way"
-
-
-def test_a_tied_head(run_engines, tiny, tmp_path):
-    """vLLM also wraps the embedding that is the head's weight."""
-    base = Path(tiny("LlamaForCausalLM-tied"))
-    adapter = write_adapter(base, tmp_path / "attention", ATTENTION, 1)
-    call = {"prompts": PROMPTS[:2], "sampling": greedy(TOKENS), "lora": [None, str(adapter)]}
-    count = {"do": "plain_head_calls"}
-    (result,) = run_engines([{"engine": tiny_engine(str(base), on(), **OPTIONS), "calls": [count, call, count]}])
-    before, answer, after = result["calls"]
-    assert before == after
-    paths = (base, merged(base, adapter, tmp_path / "merged"))
-    for prompt, (generated,), path in zip(PROMPTS, answer["tokens"], paths, strict=False):
-        assert follow(TransformersOracle(path, torch.float32), prompt, generated, window=5) is None, "choose a seed"

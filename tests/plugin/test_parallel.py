@@ -88,7 +88,7 @@ def test_expert_parallel_ranks_choose_what_one_chooses(experts):
 
 
 def test_batch_sharded_sampling_gets_the_rows_that_it_asks_for(run_engines, tiny):
-    """Only the second model runner has it, and that one needs a GPU; what it asks of the model is asked here."""
+    """What it asks of the model, to the bit; from end to end, in the second model runner: test_second_runner.py."""
     asked = {"ranks": "ranks.sharded_rows"}
     two = run(run_engines, tiny("LlamaForCausalLM-oddvocab"), on(), FROM_HERE, [], asked, tensor_parallel_size=2)
     for difference, selected in two["ranks"]:

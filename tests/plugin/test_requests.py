@@ -1,7 +1,7 @@
 """Requests with settings of their own, side by side in one batch of a real engine.
 
 Each must answer as a server with those settings does: the engines are in float32, where a row does not depend
-on its neighbours. vLLM's second model runner needs a GPU: `python -m benchmarks.gpu_check requests` does the same.
+on its neighbours. The same in vLLM's second model runner: test_second_runner.py, and `benchmarks.gpu_check requests`.
 """
 
 import pytest

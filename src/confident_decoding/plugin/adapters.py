@@ -63,7 +63,7 @@ class HeadAdapters:
         def _get_logits(hidden_states: Tensor, lm_head: Any, *args: Any, **kwargs: Any) -> Any:
             if not self._passing:
                 return stock(hidden_states, lm_head, *args, **kwargs)
-            # A tied embedding is wrapped as well.
+            # Where the head is the embedding itself (tied GLM-4 in vLLM 0.26), that is wrapped as well.
             return self._processor._get_logits(hidden_states, getattr(lm_head, "base_layer", lm_head), *args, **kwargs)
 
         wrapper._get_logits = _get_logits
