@@ -4,6 +4,7 @@ python -m benchmarks.gpu_check exact      p=0 against the switch off, batch-inva
 python -m benchmarks.gpu_check cache      off, on, other window, off, on: on one warm compile cache
 python -m benchmarks.gpu_check sync       no host synchronisation in a head call
 python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; two stages: candidates that fit, and too many
+python -m benchmarks.gpu_check context    decode context parallelism on two GPUs
 python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
 python -m benchmarks.gpu_check requests   requests with settings of their own in one batch, V1 and V2 runners
 python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
@@ -177,6 +178,19 @@ def parallel(model):
     off, staged = run(model, {}, **eager), run(model, on(), pipeline_parallel_size=2, **eager)
     report("PP=2, too many candidates: standard decoding", same(off, staged)[1], same(off, staged)[0])
     report("and one warning", staged["log"].count("confident-decoding is not active") == 1)
+
+
+def context(_):
+    """One KV head, which both ranks of tensor parallelism would hold; here each holds half of its tokens instead."""
+    with tempfile.TemporaryDirectory() as folder:
+        model = small_checkpoint(Path(folder) / "model", kv_heads=1)
+        shared = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
+        off, p0, p1 = (run(model, c, **shared) for c in ({}, on(p=0.0), on(trough_log_interval=8)))
+    found = re.findall(r"kept_at_final=(\d+)/(\d+)", p1["log"])
+    kept, tokens = sum(int(a) for a, _ in found), sum(int(b) for _, b in found)
+    report("decode context parallel 2: selects", 0 < kept < tokens, f"{kept} of {tokens} stay")
+    first = [[answer[:1] for answer in result["tokens"] or []] for result in (off, p0)]
+    report("first tokens of p=0 are those of off", first[0] == first[1] != [], f"all tokens: {same(off, p0)[0]}")
 
 
 def graphs(model):

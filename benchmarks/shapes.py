@@ -53,7 +53,7 @@ def write_shape(name, folder):
     return str(folder)
 
 
-def small_checkpoint(folder, seed=0):
+def small_checkpoint(folder, seed=0, kv_heads=4):
     """A random 12-layer Qwen3 in ``folder``; returns its path."""
     config = {
         "architectures": ["Qwen3ForCausalLM"],
@@ -62,7 +62,7 @@ def small_checkpoint(folder, seed=0):
         "num_hidden_layers": LAYERS,
         "intermediate_size": 2048,
         "num_attention_heads": 8,
-        "num_key_value_heads": 4,
+        "num_key_value_heads": kv_heads,
         "head_dim": 128,
         "vocab_size": VOCAB,
         "max_position_embeddings": 4096,
@@ -90,8 +90,8 @@ def small_checkpoint(folder, seed=0):
     for layer in range(LAYERS):
         p = f"model.layers.{layer}."
         weight(p + "self_attn.q_proj.weight", 1024, HIDDEN)
-        weight(p + "self_attn.k_proj.weight", 512, HIDDEN)
-        weight(p + "self_attn.v_proj.weight", 512, HIDDEN)
+        weight(p + "self_attn.k_proj.weight", 128 * kv_heads, HIDDEN)
+        weight(p + "self_attn.v_proj.weight", 128 * kv_heads, HIDDEN)
         weight(p + "self_attn.o_proj.weight", HIDDEN, 1024)
         weight(p + "mlp.gate_proj.weight", 2048, HIDDEN)
         weight(p + "mlp.up_proj.weight", 2048, HIDDEN)
