@@ -105,7 +105,7 @@ def test_the_page_is_written(compared, files):
 @pytest.mark.parametrize(
     ("arguments", "env", "status", "says"),
     [
-        (["--vllm", "--max-model-len 12"], {}, 2, "4 of 4 prompts cannot run. line 1: "),
+        (["--vllm", "--max-model-len 12"], {}, 2, "3 of 4 prompts cannot run. line 1: "),
         (["--vllm", "-pp 4"], {}, 2, "Confident Decoding would not be active: with pipeline_parallel_size=4"),
         (["--vllm", "--no-such-option 3"], {}, 2, "vLLM's engine does not know --no-such-option 3"),
         ([], {"VLLM_PLUGINS": "other"}, 1, "vLLM does not load the plugin. VLLM_PLUGINS=other leaves it out."),
