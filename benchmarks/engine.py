@@ -24,7 +24,7 @@ AT_START = "BENCHMARK_AT_START"
 def serve(spec):
     """An engine of its own: answers questions that come as JSON lines."""
     if spec["hide_plugin"]:
-        from tests.plugin.driver import hide_plugin
+        from tests.plugin.hidden import hide_plugin
 
         hide_plugin()
     from vllm import LLM, SamplingParams

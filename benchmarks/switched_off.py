@@ -10,6 +10,7 @@ are asked for steps in turns. Each number is the median over rounds of the ratio
 
 import argparse
 import json
+import os
 import statistics
 import tempfile
 import time
@@ -77,6 +78,7 @@ def parse():
 
 def main():
     args = parse()
+    os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # the process that hides the plugin is the engine's only one
     model = args.model
     if model is None:
         from demo.checkpoint import smollm2

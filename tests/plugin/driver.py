@@ -9,7 +9,6 @@ not start.
 import argparse
 import gc
 import importlib
-import importlib.metadata
 import json
 import logging
 import sys
@@ -18,25 +17,7 @@ from pathlib import Path
 
 import actions
 from actions import sampling_params
-
-
-def hide_plugin():
-    """Make the plugin as absent as if it had been uninstalled: no distribution, no module."""
-    found = importlib.metadata.MetadataPathFinder.find_distributions
-
-    def without_ours(*args, **kwargs):
-        return (d for d in found(*args, **kwargs) if d.metadata["Name"] != "confident-decoding")
-
-    for finder in sys.meta_path:
-        if hasattr(finder, "find_distributions"):
-            finder.find_distributions = without_ours
-    importlib.metadata.MetadataPathFinder.find_distributions = without_ours
-    sys.modules["confident_decoding"] = None
-    try:
-        importlib.metadata.distribution("confident-decoding")
-    except importlib.metadata.PackageNotFoundError:
-        return
-    raise AssertionError("the plugin is still installed")
+from hidden import hide_plugin
 
 
 class Lines:

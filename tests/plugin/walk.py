@@ -14,7 +14,7 @@ import sys
 import types
 from pathlib import Path
 
-from driver import hide_plugin
+from hidden import hide_plugin
 
 ON = {"enable_multi_layer_entropy_selection": True, "trough_metrics": True}
 ENGINE = {
