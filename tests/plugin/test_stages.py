@@ -75,3 +75,13 @@ def test_what_the_message_advises_helps(layers, stages, window, method):
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(PARTITION, advised[1])
             assert misfit(plan, stages) is None
+
+
+def test_vllm_is_asked_once(monkeypatch):
+    """Each request with settings of its own asks, and vLLM logs a line where layers do not divide evenly."""
+    from vllm.distributed import utils
+
+    asked, stock = [], utils.get_pp_indices
+    monkeypatch.setattr(utils, "get_pp_indices", lambda *args: asked.append(args) or stock(*args))
+    assert {misfit(plan_of(61), 3) for _ in range(4)} == {None}
+    assert len(asked) == 1

@@ -1,5 +1,8 @@
 """Pipeline stages: states are captured on the last one, so all candidates must be there."""
 
+import functools
+import os
+
 from confident_decoding.config import SelectionPlan
 
 
@@ -18,10 +21,8 @@ def misfit(plan: SelectionPlan, stages: int) -> str | None:
     """
     if stages == 1:
         return None
-    from vllm.distributed.utils import get_pp_indices
-
-    start, end = get_pp_indices(plan.num_layers, stages - 1, stages)
-    held, needed = end - start, plan.depths[-1] + 1
+    held = _layers_of_last(plan.num_layers, stages, os.environ.get("VLLM_PP_LAYER_PARTITION"))
+    needed = plan.depths[-1] + 1
     if needed <= held:
         return None
     remedies = [
@@ -33,6 +34,16 @@ def misfit(plan: SelectionPlan, stages: int) -> str | None:
         f"with pipeline_parallel_size={stages} the last stage has {held} of the {plan.num_layers} layers, and these "
         f"settings look at the last {needed}; {', or '.join(remedies)}"
     )
+
+
+@functools.cache
+def _layers_of_last(layers: int, stages: int, partition: str | None) -> int:
+    """Asked once: requests ask too, and vLLM logs a line each time that layers do not divide evenly."""
+    del partition  # vLLM reads it from the environment
+    from vllm.distributed.utils import get_pp_indices
+
+    start, end = get_pp_indices(layers, stages - 1, stages)
+    return end - start
 
 
 def _fewer(plan: SelectionPlan, held: int) -> list[str]:
