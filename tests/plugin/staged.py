@@ -1,10 +1,10 @@
-"""Numbering of vLLM 0.26 to 0.29 in this vLLM: most models there count a pipeline stage's layers from its own first."""
+"""A worker extension with the numbering of vLLM 0.26 to 0.29: a pipeline stage's layers count from its own first."""
 
 from itertools import islice
 
 
 def count_from_the_stages_own_first():
-    """Llama's loop as it was; in this process and those that are forked from it."""
+    """Llama's loop as it was."""
     from vllm.distributed import get_pp_group
     from vllm.model_executor.models.llama import LlamaModel
     from vllm.sequence import IntermediateTensors
@@ -24,3 +24,10 @@ def count_from_the_stages_own_first():
         return (final, captured) if captured else final
 
     LlamaModel.forward = forward
+
+
+class CountedFromOwnFirst:
+    """For ``worker_extension_cls``, which every worker imports before it builds its model."""
+
+
+count_from_the_stages_own_first()

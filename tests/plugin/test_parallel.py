@@ -144,11 +144,11 @@ MULTIPROCESS = {"VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
 LINE = r"\[trough-decoding\] step=.* tokens_kept_at_final=\S+"
 
 
-def one_and_staged(run_engines, path, config, env=None, job=None):
+def one_and_staged(run_engines, path, config, env=None, **options):
     """One process, and two stages of three layers each."""
     calls = [*CALLS, {"prompts": PROMPTS, "sampling": [greedy(16), *OWN[1:]]}]
     one = run(run_engines, path, config, calls=calls)
-    return one, run(run_engines, path, config, {**MULTIPROCESS, **(env or {})}, calls, job, **STAGES)
+    return one, run(run_engines, path, config, {**MULTIPROCESS, **(env or {})}, calls, **STAGES, **options)
 
 
 def kept(result):
@@ -175,9 +175,9 @@ def test_a_window_on_the_last_pipeline_stage_is_selected_from(run_engines, tiny)
 def test_a_stage_whose_layers_are_counted_from_its_own_first(run_engines, tiny):
     """As in vLLM 0.26 to 0.29."""
     config = on(trough_max_backtrack_layers=3, trough_log_interval=1)
-    job = {"before": "staged.count_from_the_stages_own_first"}
-    env = {**FROM_HERE, "VLLM_WORKER_MULTIPROC_METHOD": "fork", "VLLM_DISABLE_COMPILE_CACHE": "1"}
-    check_chooses_the_same(*one_and_staged(run_engines, tiny("LlamaForCausalLM"), config, env, job))
+    env = {**FROM_HERE, "VLLM_DISABLE_COMPILE_CACHE": "1"}
+    own = {"worker_extension_cls": "staged.CountedFromOwnFirst"}
+    check_chooses_the_same(*one_and_staged(run_engines, tiny("LlamaForCausalLM"), config, env, **own))
 
 
 @pytest.mark.slow
