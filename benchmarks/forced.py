@@ -84,7 +84,8 @@ class Forced:
 
     def choose(self, histogram):
         """From now on depths follow this one of `HISTOGRAMS`; None: they are what they are."""
-        self._chosen.fill_(-1 if histogram is None else list(HISTOGRAMS).index(histogram))
+        with torch.inference_mode():  # as when it was made
+            self._chosen.fill_(-1 if histogram is None else list(HISTOGRAMS).index(histogram))
 
     def __call__(self, statistics, candidates):
         """Overwrite the first three of the numbers ``[R, m, 3]`` or ``[R, m, 4]``."""
