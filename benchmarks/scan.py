@@ -71,6 +71,7 @@ def main():
     parser.add_argument("--vocab", type=int, default=151_936)
     parser.add_argument("--batch", type=int, nargs="+", default=BATCHES)
     parser.add_argument("--per-read", type=int, nargs="+", help="rows per reading, instead of the planner's")
+    parser.add_argument("--under", type=float, default=0.0, help="share of rows under a trough_min_entropy of 0.01")
     parser.add_argument("--profile", type=int, help="only show where the host's time goes at this batch size")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -80,7 +81,8 @@ def main():
     device, dtype, hidden, n = torch.device("cuda"), torch.bfloat16, args.hidden, 10
     weight = (torch.randn(args.vocab, hidden, device=device) * 3 / hidden**0.5).to(dtype)
     planned = planner.rows_per_read(device, hidden, args.vocab, dtype, plain=True)
-    plan = ConfidentDecodingConfig(trough_max_backtrack_layers=n).resolve(36)
+    threshold = 0.01 if args.under else 0.0
+    plan = ConfidentDecodingConfig(trough_max_backtrack_layers=n, trough_min_entropy=threshold).resolve(36)
     norm = RmsNorm(torch.ones(hidden, device=device, dtype=dtype), 1e-6)
     lines = []
     for batch in [args.profile] if args.profile else args.batch:
@@ -92,7 +94,7 @@ def main():
                 lambda x: x, lambda x: x @ weight.T, statistics_of_finished, args.vocab, per_read, False, weight, norm
             )
             for histogram in HISTOGRAMS if per_read else ["any"]:
-                forced = Forced(device) if per_read else None
+                forced = Forced(device, args.under) if per_read else None
                 if forced is not None:
                     forced.choose(histogram)
                 watched = Watched(triton_operations, forced)
@@ -125,7 +127,7 @@ def main():
                     flush=True,
                 )
     if args.out:
-        shape = {"hidden": hidden, "vocab": args.vocab, "depths": n}
+        shape = {"hidden": hidden, "vocab": args.vocab, "depths": n, "under": args.under}
         args.out.write_text(json.dumps({"machine": machine(), "shape": shape, "calls": lines}, indent=1) + "\n")
 
 

@@ -9,17 +9,11 @@ from confident_decoding import planner
 from confident_decoding.planner import Schedule, look_ahead, rows_per_read, schedule, warm_up_sizes
 
 
-@given(
-    rows=st.integers(1, 1024),
-    depths=st.integers(2, 40),
-    per_read=st.integers(1, 1024),
-    threshold=st.booleans(),
-    data=st.data(),
-)
+@given(rows=st.integers(1, 1024), depths=st.integers(2, 40), per_read=st.integers(1, 1024), data=st.data())
 @settings(max_examples=300)
-def test_any_course_of_a_scan_fits(rows, depths, per_read, threshold, data):
+def test_any_course_of_a_scan_fits(rows, depths, per_read, data):
     """However many rows end at each depth: no round is larger than its tensors, and the window's end is reached."""
-    plan = schedule(rows, depths, depths - 1, per_read, threshold)
+    plan = schedule(rows, depths, depths - 1, per_read)
     alive, depth = rows, plan.first + 1
     for _ in range(plan.rounds):
         alive = data.draw(st.integers(0, alive))
@@ -34,28 +28,23 @@ def test_any_course_of_a_scan_fits(rows, depths, per_read, threshold, data):
 
 
 def test_few_rows_are_scanned_at_once():
-    assert schedule(8, 10, 9, 160, False) == Schedule(9)
-    assert schedule(32, 10, 9, 160, False) == Schedule(9)
-    assert schedule(5000, 10, 9, None, False) == Schedule(9)
+    assert schedule(8, 10, 9, 160) == Schedule(9)
+    assert schedule(32, 10, 9, 160) == Schedule(9)
+    assert schedule(5000, 10, 9, None) == Schedule(9)
 
 
 def test_the_first_reading_is_shared_until_depth_zero_fills_it():
-    assert schedule(80, 10, 9, 160, False).first == 1
-    assert schedule(64, 10, 9, 170, False).first == 2, "2.7 fit; the third costs less than leaving it to a round"
-    assert schedule(70, 10, 9, 170, False).first == 1
-    assert schedule(40, 10, 9, 160, False).first == 3
-    assert schedule(159, 10, 9, 160, False).first == 1
-    assert schedule(256, 10, 9, 160, False).first == 0
-
-
-def test_a_threshold_spares_candidates_that_are_not_free():
-    assert schedule(80, 10, 9, 160, True).first == 1, "two depths fit into one reading"
-    assert schedule(120, 10, 9, 160, True).first == 0
+    assert schedule(80, 10, 9, 160).first == 1
+    assert schedule(64, 10, 9, 170).first == 2, "2.7 fit; the third costs less than leaving it to a round"
+    assert schedule(70, 10, 9, 170).first == 1
+    assert schedule(40, 10, 9, 160).first == 3
+    assert schedule(159, 10, 9, 160).first == 1
+    assert schedule(256, 10, 9, 160).first == 0
 
 
 def test_rounds_are_few():
     for rows in (64, 128, 256, 512):
-        assert schedule(rows, 10, 9, 160, False).rounds <= 5
+        assert schedule(rows, 10, 9, 160).rounds <= 5
 
 
 def test_look_ahead_ends_the_scan_where_two_readings_pay_for_it():
@@ -90,11 +79,9 @@ def test_warm_up_meets_every_form(depths, per_read):
     forms = {
         (rows > 64, s.rounds > 0, s.first > 0)
         for rows in range(1, planner.MOST_ROWS + 1, 3)
-        for s in [schedule(rows, depths, depths - 1, per_read, False)]
+        for s in [schedule(rows, depths, depths - 1, per_read)]
     }
     warmed = {
-        (rows > 64, s.rounds > 0, s.first > 0)
-        for rows in sizes
-        for s in [schedule(rows, depths, depths - 1, per_read, False)]
+        (rows > 64, s.rounds > 0, s.first > 0) for rows in sizes for s in [schedule(rows, depths, depths - 1, per_read)]
     }
     assert forms <= warmed

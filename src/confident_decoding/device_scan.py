@@ -75,7 +75,11 @@ class _Scan:
 
     def _first_round(self, following: Candidates | None, result: Tensor | None) -> Tensor:
         first = FirstCandidates(len(self._packed), 1 + self._schedule.first)
-        projected = self._head.project(self._first_states(first))
+        states = self._first_states(first)
+        if result is not None and first.ahead == 1 and self._head.weight is not None:
+            projected = torch.mm(states, self._head.weight.T, out=result)  # no copy at the end
+        else:
+            projected = self._head.project(states)
         source = self._decide(projected, first, following)
         if first.ahead == 1:
             return projected

@@ -90,7 +90,7 @@ def look_ahead(rows: int, depth: int, remaining: int, per_read: int) -> int:
     return min(remaining, max(least, per_read // rows))
 
 
-def schedule(rows: int, depths: int, window: int, per_read: int | None, threshold: bool) -> Schedule:
+def schedule(rows: int, depths: int, window: int, per_read: int | None) -> Schedule:
     """Rounds for B rows.
 
     Args:
@@ -98,13 +98,12 @@ def schedule(rows: int, depths: int, window: int, per_read: int | None, threshol
         depths: n, captured depths.
         window: Deepest depth of the scan.
         per_read: Rows per reading of the weight, or None for a dense scan.
-        threshold: Rows may end at depth 0 by their final entropy.
     """
     if per_read is None or rows * depths <= 2 * per_read:
         return Schedule(depths - 1)
-    # Depth 1 is needed for every row, so it shares the first reading, unless depth 0 alone fills that or a
-    # threshold will spare many rows.
-    least = 0 if threshold or rows >= per_read else 1
+    # Depth 1 is needed for every row, so it shares the first reading, unless depth 0 alone fills that. A threshold
+    # that spares most rows changes nothing: their products cost less than the further reading that the others need.
+    least = 0 if rows >= per_read else 1
     # To the nearest number: what a reading pays for is not exact, and rows left for the next round cost more.
     first = min(window, max(least, (2 * per_read + rows) // (2 * rows) - 1))
     depth, rounds, capacity = first + 1, 0, 0

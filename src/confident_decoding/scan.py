@@ -64,7 +64,7 @@ def select(
         else:
             # A second chunk would overwrite what a graph has returned for the first.
             known = replays.run(some, own, head) if replays is not None and len(packed) <= chunk else None
-            selected = known or scan_on_device(some, plan, head, _schedule(len(some), plan, head, own), own)
+            selected = known or scan_on_device(some, plan, head, _schedule(len(some), plan, head), own)
         # With p = 0 every row is at the final layer, whatever the scan has found.
         return replace(selected, depths=torch.zeros_like(selected.depths)) if plan.p == 0 else selected
 
@@ -130,14 +130,14 @@ def replayed(plan: SelectionPlan, head: ModelHead, most: int, width: int, dtype:
 
     def scan(packed: Tensor, limits: Tensor, logits: Tensor, head: ModelHead) -> Selection:
         rules = replace(RowRules.of(replace(plan, p=1.0)), limits=limits)
-        return scan_on_device(packed, plan, head, _schedule(len(packed), plan, head, rules), rules, logits)
+        return scan_on_device(packed, plan, head, _schedule(len(packed), plan, head), rules, logits)
 
     graphs.capture(scan, head)
     return graphs
 
 
-def _schedule(rows: int, plan: SelectionPlan, head: ModelHead, rules: RowRules) -> planner.Schedule:
-    return planner.schedule(rows, len(plan.depths), plan.window, head.rows_per_read, rules.holds_rows)
+def _schedule(rows: int, plan: SelectionPlan, head: ModelHead) -> planner.Schedule:
+    return planner.schedule(rows, len(plan.depths), plan.window, head.rows_per_read)
 
 
 def _join(pieces: list[Tensor | None]) -> Tensor | None:

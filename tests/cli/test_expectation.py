@@ -16,8 +16,8 @@ def plan(**keys):
 def test_the_boundary_is_the_planners():
     text = expected_cost(plan(), GPU, "bfloat16", "cuda")
     assert text.startswith("low up to 34 rows in a step: all 10 candidates")
-    assert planner.schedule(34, 10, 9, 170, threshold=False).rounds == 0
-    assert planner.schedule(35, 10, 9, 170, threshold=False).rounds > 0
+    assert planner.schedule(34, 10, 9, 170).rounds == 0
+    assert planner.schedule(35, 10, 9, 170).rounds > 0
 
 
 @pytest.mark.parametrize(

@@ -254,7 +254,10 @@ def test_a_run_that_was_stopped_goes_on_and_gives_the_numbers_of_one_that_was_no
     """Also where log-likelihoods mix."""
     arguments = ["--tasks", f"{CAPITALS},{OPPOSITES}", "-s", "trough", "-s", "p=0.5", "-o"]
     folder = tmp_path / "run"
-    process = command.start(*arguments, folder)
+    # Started in the background of a shell, pytest ignores the signal, and so would its children.
+    process = command.start(
+        *arguments, folder, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
+    )
     for line in process.stderr:
         if "done" in line:
             break

@@ -98,7 +98,8 @@ def engine_args(
         **defaults: Engine arguments where ``options`` says nothing.
 
     Raises:
-        WrongUseError: An option that vLLM does not know, one of ``set_here``, or a bad value.
+        WrongUseError: An option that vLLM does not know, one of ``set_here``, a bad value, or a name of a model that is
+            not on this machine while vLLM may not ask for it (``HF_HUB_OFFLINE``).
     """
     from vllm.engine.arg_utils import EngineArgs
     from vllm.utils.argparse_utils import FlexibleArgumentParser
@@ -131,7 +132,10 @@ def engine_args(
         if getattr(arguments, name) is not unset:
             refuse(f"--{name.replace('_', '-')} belongs elsewhere: use {set_here[name]}")
         setattr(arguments, name, value)
-    return EngineArgs.from_cli_args(arguments)
+    try:
+        return EngineArgs.from_cli_args(arguments)
+    except OSError as error:
+        raise WrongUseError(f"the model {model!r} cannot be read: {text_of(error)}") from error
 
 
 @contextlib.contextmanager
