@@ -51,6 +51,9 @@ def test_look_ahead_ends_the_scan_where_two_readings_pay_for_it():
     assert look_ahead(35, 2, 8, 160) == 8
     assert look_ahead(50, 2, 8, 160) == 3
     assert look_ahead(256, 1, 9, 160) == 1
+    assert look_ahead(92, 1, 9, 160) == 2, "1.7 fit"
+    assert look_ahead(92, 2, 8, 160) == 2
+    assert look_ahead(60, 2, 8, 160) == 2, "2.7 fit"
     assert look_ahead(256, 2, 8, 160) == 2
 
 

@@ -86,8 +86,13 @@ def look_ahead(rows: int, depth: int, remaining: int, per_read: int) -> int:
     if rows * remaining <= 2 * per_read:
         return remaining
     # Nearly all rows end by depth 1 or go on for some: one depth at a time would need as many rounds.
-    least = 1 if depth == 1 else 2
-    return min(remaining, max(least, per_read // rows))
+    paid, least = (_nearest(per_read, rows), 1) if depth == 1 else (per_read // rows, 2)
+    return min(remaining, max(least, paid))
+
+
+def _nearest(per_read: int, rows: int) -> int:
+    """Depths of ``rows`` that are nearest to one reading: it is not exact, and rows left for later cost more."""
+    return (2 * per_read + rows) // (2 * rows)
 
 
 def schedule(rows: int, depths: int, window: int, per_read: int | None) -> Schedule:
@@ -104,8 +109,7 @@ def schedule(rows: int, depths: int, window: int, per_read: int | None) -> Sched
     # Depth 1 is needed for every row, so it shares the first reading, unless depth 0 alone fills that. A threshold
     # that spares most rows changes nothing: their products cost less than the further reading that the others need.
     least = 0 if rows >= per_read else 1
-    # To the nearest number: what a reading pays for is not exact, and rows left for the next round cost more.
-    first = min(window, max(least, (2 * per_read + rows) // (2 * rows) - 1))
+    first = min(window, max(least, _nearest(per_read, rows) - 1))
     depth, rounds, capacity = first + 1, 0, 0
     while depth <= window:  # with all rows still descending; fewer rows look further ahead
         remaining = window - depth + 1

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from confident_decoding.kernels.types import Candidates, FirstCandidates, Rule
+from confident_decoding.planner import look_ahead
 from confident_decoding.selection import RowRules
 from kernels.implementations import DEVICE, IMPLEMENTATIONS, candidates, generator, needs_triton, operations
 
@@ -65,7 +66,7 @@ def course(ops, matrix, rule, rounds_ahead, shards, capacity=400, top_ids=None):
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)
-@pytest.mark.parametrize("batch", [1, 10, 100])
+@pytest.mark.parametrize("batch", [1, 10, 13, 100])
 @pytest.mark.parametrize("shards", [1, 3, 19])
 @pytest.mark.parametrize("first", [1, 2, 8])
 @pytest.mark.parametrize("window", [7, 4])
@@ -88,8 +89,10 @@ def test_decisions_are_the_scan(name, batch, shards, first, window, limited, min
         assert int(depths[row]) == expected
         assert kept[row].tolist() == [row, expected]
         np.testing.assert_allclose(seen[: expected + 1, row].cpu(), h[: expected + 1], rtol=1e-5, atol=1e-5)
-    for _, _, _, rows in log:
+    for number, (m, start, ahead, rows) in enumerate(log):
         assert rows == sorted(set(rows))
+        if number:
+            assert ahead == look_ahead(m, start, window - start + 1, 20)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)

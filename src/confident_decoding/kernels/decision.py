@@ -128,8 +128,9 @@ def _decide(
         tl.store(next_rows + tl.cumsum(goes_on, 0) - 1, row, mask=goes_on > 0)
         left = tl.sum(goes_on, 0)
         remaining = window - first + 1
-        least = tl.where(first == 1, 1, 2)
-        some = tl.minimum(tl.maximum(least, per_read // tl.maximum(left, 1)), remaining)
+        rows_left, least = tl.maximum(left, 1), tl.where(first == 1, 1, 2)
+        paid = tl.where(first == 1, (2 * per_read + rows_left) // (2 * rows_left), per_read // rows_left)
+        some = tl.minimum(tl.maximum(least, paid), remaining)
         ahead = tl.where(left * remaining <= 2 * per_read, remaining, some)
         ahead = tl.where(left > 0, ahead, 0)
         tl.store(next_work, left)

@@ -258,9 +258,10 @@ def _compact(candidates: Candidates, rows: Tensor, chosen: Tensor) -> None:
 def _look_ahead(following: Candidates, first: Tensor, rule: Rule) -> None:
     """`planner.look_ahead` for the rows that ``following`` lists."""
     m, remaining = following.work[ROWS], rule.window - first + 1
-    least = torch.where(first == 1, 1, 2)
-    some = torch.minimum(torch.maximum(least, rule.rows_per_read // m.clamp(min=1)), remaining)
-    ahead = torch.where(m * remaining <= 2 * rule.rows_per_read, remaining, some)
+    rows, per_read, least = m.clamp(min=1), rule.rows_per_read, torch.where(first == 1, 1, 2)
+    paid = torch.where(first == 1, (2 * per_read + rows) // (2 * rows), per_read // rows)
+    some = torch.minimum(torch.maximum(least, paid), remaining)
+    ahead = torch.where(m * remaining <= 2 * per_read, remaining, some)
     following.work[FIRST] = first
     following.work[AHEAD] = torch.where(m > 0, ahead, 0)
     following.work[TOTAL] = m * following.work[AHEAD]
