@@ -6,11 +6,8 @@ rise after it. That costs one more kernel a round. No part of the product.
 
 import torch
 
-HISTOGRAMS = {
-    "paper": [0.885, 0.08, 0.02, 0.01, *[0.005 / 6] * 6],
-    "smollm2": [0.418, 0.140, 0.158, 0.147, 0.055, 0.018, 0.037, 0.013, 0.004, 0.010],
-}
-"""Shares of depth 0 to 9: as the paper reports for large models, and as measured on SmolLM2."""
+from benchmarks.histograms import HISTOGRAMS
+
 STEPS, ROWS = 64, 2048
 UNDER = 0.005
 """Final entropy (nats) of rows that a threshold of 0.01 keeps."""

@@ -122,14 +122,18 @@ def show_profile(name, mine, stock, most):
             print(f"    {more[what]:+8.4f} ms  {row[0]:6.2f} times{late}  {what[:86]}", flush=True)
 
 
-def show_parts(args, cases):
-    """Ms of the parts of a step on the GPU, by events: nothing is slowed down."""
+def measure_parts(args, cases):
+    """Ms of the parts of a step on the GPU, by events, twice: nothing is slowed down."""
+    result = {}
     for batch in args.batch:
+        result[batch] = {case.name: [] for case in cases}
         for _ in range(2):
             for case in cases:
                 parts = case.ask(do="split", batch=batch, tokens=args.tokens)["ms"]
+                result[batch][case.name].append(parts)
                 shown = ", ".join(f"{part} {ms:.3f}" for part, ms in parts.items())
                 print(f"B={batch} {case.name}, ms: {shown}", flush=True)
+    return result
 
 
 def show_delays(args, stock):
@@ -190,7 +194,7 @@ def parse():
     parser.add_argument("--prefill", type=int, default=0, help="also time a prompt of so many tokens, in one chunk")
     parser.add_argument("--delay", type=float, nargs="+", help="first show how ms of the host change stock's step")
     parser.add_argument("--profile", type=Path, help="first show where the GPU's time goes; traces go to this folder")
-    parser.add_argument("--split", action="store_true", help="first show the parts of a step's time")
+    parser.add_argument("--split", action="store_true", help="first measure the parts of a step's time")
     parser.add_argument("--again", action="store_true", help="also a second stock engine")
     parser.add_argument("--memory", action="store_true", help="also peak memory (GPU)")
     parser.add_argument("--dtype", default="bfloat16")
@@ -228,8 +232,7 @@ def main():
         cases = start(args, options, Path(folder))
         if args.profile:
             show_profiles(args, cases)
-        if args.split:
-            show_parts(args, cases)
+        parts = measure_parts(args, cases) if args.split else None
         if args.delay:
             show_delays(args, cases[0])
         used = memory(args, cases) if args.memory else None
@@ -246,7 +249,14 @@ def main():
     if args.out:
         arguments = {key: value for key, value in vars(args).items() if key not in ("out", "model")}
         arguments["model"] = args.shape or (Path(args.model).name if args.model else "SmolLM2-135M-Instruct")
-        result = {"machine": machine(), "arguments": arguments, "median": table, "memory": used, "rounds": rounds}
+        result = {
+            "machine": machine(),
+            "arguments": arguments,
+            "median": table,
+            "memory": used,
+            "parts": parts,
+            "rounds": rounds,
+        }
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 

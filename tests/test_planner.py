@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from confident_decoding import planner
-from confident_decoding.planner import Schedule, look_ahead, rows_per_read, schedule, warm_up_sizes
+from confident_decoding.planner import Schedule, dense_rows, look_ahead, rows_per_read, schedule, warm_up_sizes
 
 
 @given(rows=st.integers(1, 1024), depths=st.integers(2, 40), per_read=st.integers(1, 1024), data=st.data())
@@ -29,8 +29,17 @@ def test_any_course_of_a_scan_fits(rows, depths, per_read, data):
 
 def test_few_rows_are_scanned_at_once():
     assert schedule(8, 10, 9, 160) == Schedule(9)
-    assert schedule(32, 10, 9, 160) == Schedule(9)
+    assert schedule(24, 10, 9, 160) == Schedule(9)
+    assert schedule(25, 10, 9, 160).rounds == 1, "of whose rows most will have ended"
     assert schedule(5000, 10, 9, None) == Schedule(9)
+
+
+def test_the_boundary_that_doctor_names():
+    assert dense_rows(10, 170) == 25
+    assert schedule(25, 10, 9, 170).rounds == 0
+    assert schedule(26, 10, 9, 170).rounds > 0
+    assert dense_rows(10, 32, counts_on_host=True) == 3, "depths 1 to 9 of three rows are 27, of four 36"
+    assert dense_rows(40, 3) == dense_rows(1, 1, counts_on_host=True) == 1
 
 
 def test_the_first_reading_is_shared_until_depth_zero_fills_it():
@@ -38,6 +47,7 @@ def test_the_first_reading_is_shared_until_depth_zero_fills_it():
     assert schedule(64, 10, 9, 170).first == 2, "2.7 fit; the third costs less than leaving it to a round"
     assert schedule(70, 10, 9, 170).first == 1
     assert schedule(40, 10, 9, 160).first == 3
+    assert schedule(32, 10, 9, 170).first == 4
     assert schedule(159, 10, 9, 160).first == 1
     assert schedule(256, 10, 9, 160).first == 0
 

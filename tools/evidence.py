@@ -6,6 +6,7 @@ python -m tools.evidence            writes src/confident_decoding/cli/evidence.j
 import json
 from typing import Any
 
+from benchmarks.floor import step_ms
 from tools.marked import RESULTS, ROOT, result
 
 FILE = ROOT / "src/confident_decoding/cli/evidence.json"
@@ -28,12 +29,16 @@ def architectures() -> dict[str, dict[str, str]]:
 def overhead(name: str, setting: str) -> dict[str, Any]:
     """Ratios of a decode step to stock, by the number of requests, and what they were measured on."""
     measured = result(name)
-    row = measured["median"][setting]
+    if parts := measured.get("parts"):  # the GPU's own time
+        ratios = {batch: step_ms(cases[setting]) / step_ms(cases["stock"]) for batch, cases in parts.items()}
+    else:
+        row = measured["median"][setting]
+        ratios = {batch: cell["ratio"] for batch, cell in row.items() if batch.isdigit()}
     return {
         "machine": measured["machine"]["gpu"] or f"{measured['machine']['cores']} CPU cores",
         "model": measured["arguments"]["model"],
         "candidates": measured["arguments"]["layers"][0],
-        "ratios": {batch: round(cell["ratio"], 2) for batch, cell in row.items() if batch.isdigit()},
+        "ratios": {batch: round(ratio, 2) for batch, ratio in ratios.items()},
     }
 
 

@@ -4,8 +4,8 @@ Projecting m rows takes about ``max(read, m * row)``: reading the weight once, o
 is longer. Up to ``rows_per_read`` rows a further candidate is nearly free; beyond, one that the scan does
 not need is a loss. What follows from that one number:
 
-- Where all candidates of all rows fit into two readings, they are projected at once (*dense*): a second
-  round would cost as much.
+- Where all candidates of all rows fit into one and a half readings, they are projected at once (*dense*): a second
+  round would mostly cost more.
 - Otherwise depth d+1 is projected for the rows whose scan has reached d, in *rounds* that look ahead about as
   far as one reading pays for, or to the end where two readings pay for that.
 
@@ -95,6 +95,22 @@ def _nearest(per_read: int, rows: int) -> int:
     return (2 * per_read + rows) // (2 * rows)
 
 
+def dense_rows(depths: int, per_read: int, counts_on_host: bool = False) -> int:
+    """Most rows B that are scanned at once, at least 1.
+
+    Between one reading and two it depends on the rows: where few go far back, a round more is rarely run; where many
+    do, it costs more than it spares. At 3/2 the losses are alike for the paper's depths and for a small model's.
+
+    Args:
+        depths: n, captured depths.
+        per_read: Rows per reading of the weight.
+        counts_on_host: The scan is `rounds`, which projects depth 0 by itself, and looks ahead one reading at most.
+    """
+    if counts_on_host:
+        return max(1, per_read // max(1, depths - 1))
+    return max(1, 3 * per_read // (2 * depths))
+
+
 def schedule(rows: int, depths: int, window: int, per_read: int | None) -> Schedule:
     """Rounds for B rows.
 
@@ -104,7 +120,7 @@ def schedule(rows: int, depths: int, window: int, per_read: int | None) -> Sched
         window: Deepest depth of the scan.
         per_read: Rows per reading of the weight, or None for a dense scan.
     """
-    if per_read is None or rows * depths <= 2 * per_read:
+    if per_read is None or rows <= dense_rows(depths, per_read):
         return Schedule(depths - 1)
     # Depth 1 is needed for every row, so it shares the first reading, unless depth 0 alone fills that. A threshold
     # that spares most rows changes nothing: their products cost less than the further reading that the others need.
@@ -123,6 +139,6 @@ def warm_up_sizes(depths: int, per_read: int | None) -> list[int]:
     """Numbers of rows that between them run every kernel in every form that a call may need."""
     if per_read is None:
         return [1, 64, 65]
-    lazy = 2 * per_read // depths + 1
+    lazy = dense_rows(depths, per_read) + 1
     # Few and many rows for the kernel that decides; depth 0 sharing the first reading, and apart.
     return sorted({1, 64, 65, lazy, max(65, lazy), per_read})

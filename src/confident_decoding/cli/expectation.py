@@ -14,7 +14,7 @@ def expected_cost(plan: SelectionPlan, serving: dict[str, Any], dtype: str, devi
         dtype: Of the model, for example ``"bfloat16"``.
         device: ``"cuda"`` or ``"cpu"``.
     """
-    n, per_read = len(plan.depths), serving["rows_per_read"]
+    n, few = len(plan.depths), serving["dense_rows"]
     if serving["not_active"]:
         return "nothing: with these pipeline stages Confident Decoding is not active (standard decoding)."
     if plan.selects_nothing:
@@ -27,12 +27,11 @@ def expected_cost(plan: SelectionPlan, serving: dict[str, Any], dtype: str, devi
             f" While a LoRA adapter in a slot has weights for the output head: high, each step calls the head {n} "
             "times, once for each candidate."
         )
-    if per_read is None:
+    if few is None:
         why = _dense_because(serving, dtype)
         return (
             f"dense: all {n} candidates of every row are projected in each step ({why}); it grows with the rows.{lora}"
         )
-    few = max(1, 2 * per_read // n)
     other = "" if device == "cpu" else " If the output head itself is quantised or has a bias, all rows are dense."
     return (
         f"low up to {few} rows in a step: all {n} candidates in one call of the output head (dense). With more rows, "

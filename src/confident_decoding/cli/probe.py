@@ -130,6 +130,7 @@ def serving(engine: Any, plan: SelectionPlan) -> dict[str, Any]:
     config, parallel = engine.model_config, engine.parallel_config
     columns = config.get_vocab_size() // parallel.tensor_parallel_size
     device, invariant = torch.device(engine.device_config.device_type), bool(vllm.envs.VLLM_BATCH_INVARIANT)
+    per_read = planner.rows_per_read(device, config.get_hidden_size(), columns, config.dtype, plain=not invariant)
     return {
         "max_num_batched_tokens": engine.scheduler_config.max_num_batched_tokens,
         "tensor_parallel_size": parallel.tensor_parallel_size,
@@ -137,9 +138,9 @@ def serving(engine: Any, plan: SelectionPlan) -> dict[str, Any]:
         "not_active": stages.misfit(plan, parallel.pipeline_parallel_size),
         "lora": engine.lora_config is not None,
         "batch_invariant": invariant,
-        "rows_per_read": planner.rows_per_read(
-            device, config.get_hidden_size(), columns, config.dtype, plain=not invariant
-        ),
+        "dense_rows": None
+        if per_read is None
+        else planner.dense_rows(len(plan.depths), per_read, counts_on_host=device.type == "cpu"),
     }
 
 
