@@ -5,11 +5,12 @@ import sys
 
 import pytest
 
-from confident_decoding.cli.engines import WrongUseError, cause_in, engine_args, explain
+from confident_decoding.cli.engines import cause_in, explain
 
 NOISY = """
 import os, sys
-from confident_decoding.cli.engines import WrongUseError, output_aside
+from confident_decoding.cli.engines import output_aside
+from confident_decoding.engines.options import WrongUseError
 with output_aside(verbose={verbose}) as terminal:
     print("to stdout")
     print("to stderr", file=sys.stderr)
@@ -81,40 +82,6 @@ def test_the_cause_is_found_in_the_log():
 
 def test_an_error_that_says_it_itself_is_not_looked_up():
     assert explain(ValueError("the prompt is too long"), LOG) == "the prompt is too long."
-
-
-@pytest.mark.parametrize(
-    ("options", "says"),
-    [
-        ("--model other", "--model belongs elsewhere: use MODEL"),
-        ("--additional-config {}", "--additional-config belongs elsewhere: use --additional-config of this command"),
-        ("--additional_config={}", "--additional-config belongs elsewhere"),
-        ("--additional-conf {}", "--additional-config belongs elsewhere"),
-        ("--additional-config.p 0.5", "--additional-config belongs elsewhere"),
-        ("--no-such-option 3", "does not know --no-such-option 3"),
-        ("--max-model-len many", "many"),
-        ("'--dtype", "no closing quotation"),
-        ("--compilation-config.mode", "--compilation-config.mode has no value"),
-    ],
-)
-def test_options_that_cannot_be_are_told(options, says):
-    with pytest.raises(WrongUseError) as refused:
-        engine_args("m", options, {})
-    assert says in str(refused.value)
-    assert str(refused.value).startswith(f"--vllm {options!r}: ")
-
-
-@pytest.mark.parametrize("options", ["--max-model-len 64", "--max_model_len=64", "--max-model-l 64"])
-def test_every_spelling_of_vllm_serve_is_read(options):
-    assert engine_args("m", options, {}).max_model_len == 64
-    assert int(engine_args("m", "-O0", {}).optimization_level) == 0
-    assert engine_args("m", "--compilation-config.mode 0", {}).compilation_config.mode == 0
-
-
-def test_what_options_do_not_say_is_the_commands():
-    config = {"p": 0.5}
-    found = engine_args("m", "--max-model-len 64", config, max_model_len=8, max_num_seqs=3)
-    assert (found.model, found.additional_config, found.max_model_len, found.max_num_seqs) == ("m", config, 64, 3)
 
 
 def test_no_device():

@@ -5,9 +5,9 @@ import json
 import pytest
 from transformers import AutoTokenizer
 
-from confident_decoding.cli.engines import WrongUseError, engine_args
 from confident_decoding.cli.inputs import read_prompts
 from confident_decoding.cli.rehearsal import SHOWN, check_lengths, rehearse
+from confident_decoding.engines.options import WrongUseError, engine_args
 
 CONTEXT = 40
 

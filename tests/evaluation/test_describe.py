@@ -5,7 +5,7 @@ import shutil
 
 import pytest
 
-from confident_decoding.cli.engines import WrongUseError
+from confident_decoding.engines.options import WrongUseError
 from confident_decoding.evaluation.describe import describe, given, load_tasks
 
 TASK = """

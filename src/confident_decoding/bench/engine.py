@@ -165,7 +165,7 @@ def serve(spec: Mapping[str, Any]) -> None:
     """
     from vllm import LLM
 
-    from confident_decoding.cli.engines import engine_args, text_of
+    from confident_decoding.engines.options import engine_args, text_of
 
     try:
         arguments = engine_args(spec["model"], spec["options"], spec["additional_config"], **spec["defaults"])

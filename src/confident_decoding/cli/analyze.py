@@ -12,11 +12,12 @@ from rich.console import Console
 from rich.table import Table
 
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import WrongUseError, engine_args, output_aside, require_vllm, text_of
+from confident_decoding.cli.engines import output_aside, require_vllm
 from confident_decoding.cli.inputs import Prompt, check_model, fail, read_prompts, require, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import bar, spinner
 from confident_decoding.cli.rehearsal import check_lengths, rehearse
+from confident_decoding.engines.options import WrongUseError, engine_args, text_of
 
 
 class Trajectory(StrEnum):

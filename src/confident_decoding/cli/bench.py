@@ -14,17 +14,11 @@ from rich.table import Table
 from confident_decoding.bench import engine as engines
 from confident_decoding.bench.results import Times, machine, medians
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import (
-    engine_args,
-    explain,
-    output_aside,
-    require_active,
-    require_plugin,
-    require_vllm,
-)
+from confident_decoding.cli.engines import explain, output_aside, require_plugin, require_vllm
 from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import bar, terminal
+from confident_decoding.engines.options import engine_args, require_active
 
 STOCK, CONFIDENT = "stock", "confident"
 

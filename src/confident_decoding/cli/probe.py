@@ -12,8 +12,8 @@ import sys
 from dataclasses import asdict
 from typing import Any
 
-from confident_decoding.cli.engines import WrongUseError, engine_args, text_of
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
+from confident_decoding.engines.options import WrongUseError, engine_args, text_of
 from confident_decoding.plugin import stages
 from confident_decoding.plugin.visible import Problem
 

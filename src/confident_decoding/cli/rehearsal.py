@@ -5,8 +5,8 @@ import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from confident_decoding.cli.engines import WrongUseError, text_of
 from confident_decoding.cli.inputs import Prompt
+from confident_decoding.engines.options import WrongUseError, text_of
 
 SHOWN = 10
 """Lines that a message names."""

@@ -11,8 +11,8 @@ from lm_eval.models.vllm_causallms import VLLM
 from vllm import SamplingParams
 from vllm.platforms import current_platform
 
-from confident_decoding.cli.engines import WrongUseError
-from confident_decoding.cli.progress import counting
+from confident_decoding.engines.counting import counting
+from confident_decoding.engines.options import WrongUseError
 from confident_decoding.evaluation.describe import given, load_tasks
 from confident_decoding.evaluation.protocol import Send
 

@@ -9,7 +9,7 @@ import sys
 import traceback
 from typing import Any
 
-from confident_decoding.cli.engines import WrongUseError, text_of
+from confident_decoding.engines.options import WrongUseError, text_of
 
 
 def main() -> None:

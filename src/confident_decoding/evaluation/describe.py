@@ -12,7 +12,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from confident_decoding.cli.engines import WrongUseError, engine_args, text_of
+from confident_decoding.engines.options import WrongUseError, engine_args, text_of
 from confident_decoding.evaluation.protocol import Send
 
 PACKAGES = ("confident-decoding", "lm-eval", "vllm", "torch", "transformers")

@@ -149,7 +149,7 @@ CONTRACTS: tuple[Contract, ...] = (
     Contract("vllm.v1.worker.gpu_worker", "Worker.compile_or_warm_up_model"),
     Contract("vllm.v1.worker.gpu_worker", "Worker.determine_available_memory"),
     Contract("vllm.v1.worker.cpu_worker", "CPUWorker.compile_or_warm_up_model"),
-    # What the command line asks of vLLM (cli/engines.py, cli/probe.py, cli/compare.py, cli/rehearsal.py).
+    # What the command line asks of vLLM (engines/options.py, cli/probe.py, cli/compare.py, cli/rehearsal.py).
     Contract("vllm.renderers.registry", "renderer_from_config", ("config",)),
     Contract("vllm.renderers.base", "BaseRenderer.render_cmpl", ("prompts", "tok_params")),
     Contract("vllm.renderers.base", "BaseRenderer.render_chat", ("conversations", "chat_params", "tok_params")),

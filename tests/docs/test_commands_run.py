@@ -1,0 +1,113 @@
+"""Every command that the documentation shows is run, on the embedded model under the name that the page has for it.
+
+Put in: a port, the options of a small and quick server, a task of the tests for one whose data must be fetched.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from contextlib import ExitStack
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+from conftest import ENGINE_ENV, ROOT
+from docs.blocks import blocks
+
+from demo.server import free_port, started
+
+pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1200)]
+
+ELSEWHERE = {
+    "make": "CI and a fresh clone",
+    "pip": "tools/dist.sh, in empty environments",
+    ".venv/bin/pre-commit": "contributors",
+    "docker": "needs vLLM's image",
+    "python": "benchmarks on a GPU, whose results the page shows",
+}
+"""Programs that are run there."""
+MODELS = ("MODEL", "YOUR_MODEL", "SmolLM2-135M-Instruct")
+QUICK = ["--enforce-eager", "--max-model-len", "512"]
+INSTEAD = {
+    "gsm8k": str(ROOT / "tests/evaluation/tasks/capitals.yaml"),
+    "YourModelForCausalLM": "LlamaForCausalLM",
+    "../.venv/bin/python": sys.executable,
+}
+OUTSIDE = {k: v for k, v in ENGINE_ENV.items() if k != "VLLM_ENABLE_V1_MULTIPROCESSING"}
+SHOWN = [
+    block
+    for block in blocks()
+    if block.language == "bash" and re.search(r"^(vllm|confident-decoding|cd) ", block.text, re.MULTILINE)
+]
+
+
+def lines_of(block):
+    """Command lines without comments, and their words."""
+    for line in block.text.replace("\\\n", " ").splitlines():
+        if words := shlex.split(line, comments=True):
+            yield line, words
+
+
+def answered(url):
+    """A server with Confident Decoding answers."""
+    with urlopen(f"{url}/v1/models") as answer:
+        model = json.load(answer)["data"][0]["id"]
+    body = json.dumps({"model": model, "prompt": "The capital of France is", "max_tokens": 8}).encode()
+    with urlopen(Request(f"{url}/v1/completions", body, {"Content-Type": "application/json"})) as answer:
+        return json.load(answer)["choices"][0]["text"]
+
+
+@pytest.fixture
+def folder(tmp_path, smollm2):
+    """Where a user stands: a model by each name, prompts, a text."""
+    for name in MODELS:
+        (tmp_path / name).symlink_to(smollm2)
+    prompts = ["What is the capital of France?", "Name three colours."]
+    (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
+    (tmp_path / "book.txt").write_text((ROOT / "CONTRIBUTING.md").read_text()[:3000])
+    return tmp_path
+
+
+@pytest.mark.parametrize("block", SHOWN, ids=str)
+def test_commands_do_what_the_page_says(block, folder):
+    env = {**os.environ, **OUTSIDE, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}"}
+    port, log, ran = free_port(), folder / "server.txt", 0
+    with ExitStack() as servers:
+        for line, words in lines_of(block):
+            if words[0] == "export":
+                env |= dict(word.split("=", 1) for word in words[1:])
+            elif words[0] == "vllm":
+                servers.close()
+                named = [str(folder / word) if word in MODELS else word for word in words]
+                command = [*named, "--port", str(port), "--host", "127.0.0.1", *QUICK]
+                url = servers.enter_context(started(command, port, log, env=env))
+                assert answered(url)
+                assert "confident-decoding 0" in log.read_text()
+                assert "armed" in log.read_text()
+                ran += 1
+            elif words[0] in ("curl", "confident-decoding", "cd"):
+                text = line
+                for shown, put in {**INSTEAD, "localhost:8000": f"127.0.0.1:{port}", "/tmp": str(folder)}.items():
+                    text = text.replace(shown, put)
+                where = ROOT if words[0] == "cd" else folder
+                done = subprocess.run(
+                    ["bash", "-c", text], cwd=where, env=env, capture_output=True, text=True, check=False
+                )
+                # The page shows what doctor says where vLLM is told to load another plugin.
+                expected = 1 if env.get("VLLM_PLUGINS") == "my_plugin" else 0
+                assert done.returncode == expected, f"{line}\n{done.stdout[-1500:]}\n{done.stderr[-1500:]}"
+                assert done.stdout or done.stderr, line
+                ran += 1
+            else:
+                assert words[0] in ELSEWHERE, line
+    assert ran
+
+
+def test_programs_that_are_not_run_here_are_run_elsewhere():
+    for block in blocks():
+        if block.language == "bash" and block not in SHOWN:
+            for _, words in lines_of(block):
+                assert words[0] in ELSEWHERE, f"{block}: {words[0]}"
