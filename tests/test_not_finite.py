@@ -80,3 +80,36 @@ def test_rows_that_are_not_scanned_do_not_fall_back(form):
     found = run(form, packed, plan, rules)
     assert found.depths.tolist() == [0] * ROWS
     assert fell_back(found, rules, plan) == 25
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize("own", [False, True])
+def test_a_row_is_not_shifted_to_where_it_is(form, bad, own):
+    """Three layers beyond the trough, where a lazy scan has not looked; also as a fixed layer that a row asks for."""
+    plan = plan_of(select_method="trough-m3")
+    packed = ToyModel().packed(ROWS, plan.depths)
+    unshifted = run(form, packed, plan, RowRules(plan.candidates, plan.window))
+    troughs = unshifted.depths
+    rules = RowRules.of(plan)
+    if own:  # the second half: a fixed layer, without a scan
+        limits = torch.full((ROWS,), plan.window, dtype=torch.int32)
+        limits[ROWS // 2 :] = 0
+        rules = RowRules(plan.candidates, limits, torch.full((ROWS,), 3, dtype=torch.int32))
+        troughs = torch.where(limits == 0, 0, troughs)
+    clean = run(form, packed, plan, rules)
+    assert torch.equal(clean.depths, (troughs + 3).clamp(max=plan.candidates - 1))
+    assert not clean.kept_back.any()
+    rows = [int(places[-1 if own else 0]) for t in (0, 1) if len(places := (troughs == t).nonzero()[:, 0])]
+    for row in rows:
+        packed[row, int(clean.depths[row]) * H + 1] = bad
+    dirty = run(form, packed, plan, rules)
+    there = torch.zeros(ROWS, dtype=torch.bool)
+    there[rows] = True
+    assert len(rows) == 2
+    assert torch.equal(dirty.kept_back, there)
+    assert torch.equal(dirty.depths, torch.where(there, troughs, clean.depths))
+    expected = run(form, packed, plan, RowRules(plan.candidates, rules.limits, 0))
+    torch.testing.assert_close(dirty.logits[rows], expected.logits[rows])
+    torch.testing.assert_close(dirty.logits[~there], clean.logits[~there])
+    assert fell_back(dirty, rules, plan) == 0, "that is the scan's; these are counted beside it"

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from confident_decoding.config import SelectionPlan
 from confident_decoding.model_head import ModelHead, Selection
-from confident_decoding.selection import RowRules
+from confident_decoding.selection import RowRules, undo_shifts
 
 _Measured = tuple[Tensor, Tensor | None]
 """`ModelHead.measure` of one depth."""
@@ -62,8 +62,9 @@ def select_depthwise(
     found = [head.measure(final := logits_at(0))]
     troughs, kept = _scan(plan.window, rules.limits_of(found[0][0]), final, found, logits_at, head.measure)
     entropies = torch.stack([h for h, _ in found])
-    depths = rules.settle(troughs, entropies, plan.window) if plan.p else torch.zeros_like(troughs)
+    depths, kept_back = rules.settle(troughs, entropies, plan.window) if plan.p else torch.zeros_like(troughs), None
     if rules.shifts_rows and plan.p:  # other logits than those that the scan kept
+        depths, kept_back = undo_shifts(depths, troughs, states)
         for place, depth in enumerate(plan.depths[1:], start=1):
             shifted = logits_at(place)
             kept = torch.where((depths == depth)[:, None], shifted, kept)
@@ -71,7 +72,7 @@ def select_depthwise(
                 found.append(head.measure(shifted))
     logits = torch.where((depths == 0)[:, None], final, kept) if plan.p else final
     top_ids = torch.stack([ids for _, ids in found if ids is not None]) if head.top_ids else None
-    return Selection(logits, depths, entropies[0], entropies, top_ids)
+    return Selection(logits, depths, entropies[0], entropies, top_ids, kept_back)
 
 
 def _scan(

@@ -54,6 +54,7 @@ class _Scan:
         self._entropies = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
         self._top_ids = torch.full(shape, -1, dtype=torch.int32, device=device) if head.top_ids else None
         self._depths = torch.empty(shape[1], dtype=torch.int64, device=device)
+        self._kept_back: Tensor | None = None
 
     def run(self, result: Tensor | None) -> Selection:
         """The whole scan; its logits are in ``result`` if that is given."""
@@ -67,11 +68,14 @@ class _Scan:
             source = self._decide(found, candidates, following)
             self._operations.keep(found, source, candidates, logits)
             del found  # the next round's are as large
-        if self._rule.rows.shifts_rows and 1 + schedule.first < len(self._plan.depths):
-            self._relocate(logits)
+        if self._rule.rows.shifts_rows:
+            if 1 + schedule.first < len(self._plan.depths):
+                self._relocate(logits)
+            else:
+                self._kept_back = self._not_shifted()
         if result is not None and logits is not result:
             logits = result.copy_(logits)
-        return Selection(logits, self._depths, self._entropies[0], self._entropies, self._top_ids)
+        return Selection(logits, self._depths, self._entropies[0], self._entropies, self._top_ids, self._kept_back)
 
     def _first_round(self, following: Candidates | None, result: Tensor | None) -> Tensor:
         first = FirstCandidates(len(self._packed), 1 + self._schedule.first)
@@ -109,21 +113,35 @@ class _Scan:
             statistics, candidates, following, self._entropies, self._depths, self._rule, self._top_ids
         )
 
+    def _not_shifted(self) -> Tensor:
+        """Rows of a dense scan that were not shifted because the entropy there is NaN."""
+        rules, entropies, window = self._rule.rows, self._entropies, self._rule.window
+        falls = (entropies[1:] < entropies[:-1]).long().cumprod(0).sum(0)
+        troughs = torch.minimum(falls, rules.limits_of(falls).clamp(0, window))
+        troughs = torch.where(rules.held(entropies[0]), 0, troughs)
+        return rules.settle(troughs, entropies, window) != self._depths
+
     def _relocate(self, logits: Tensor) -> None:
         """Project the rows whose method asks for another depth than the trough that the scan has kept."""
-        (moved,) = self._rooms(1, len(self._packed))
-        self._depths = self._operations.relocate(self._depths, self._entropies, moved, self._rule)
-        slots = torch.arange(len(self._packed), dtype=torch.int32, device=logits.device)
-        states = self._gather(moved, self._depths)
+        batch, troughs = len(self._packed), self._depths
+        (moved,) = self._rooms(1, batch)
+        depths = self._operations.relocate(troughs, self._entropies, moved, self._rule)
+        slots = torch.arange(batch, dtype=torch.int32, device=logits.device)
+        states = self._gather(moved, depths)
+        # As `selection.undo_shifts`. The normed state is finite where the state is.
+        finite = states.isfinite().all(-1)
+        undone = torch.where((slots < moved.work[ROWS]) & ~finite, moved.rows, batch).long()
+        kept_back = torch.zeros(batch + 1, dtype=torch.bool, device=logits.device).scatter_(0, undone, True)[:batch]
         if self._head.fused_norm is None:
             rows = torch.where(slots < moved.work[ROWS], moved.rows, 0)
-            final = self._depths[rows] == 0
+            final = depths[rows] == 0
             states = torch.where(final[:, None], states, self._head.norm(states.clone()))
         found = self._project(states, moved)
-        self._operations.keep(found, slots, moved, logits)
+        self._operations.keep(found, torch.where(finite, slots, -1), moved, logits)
         if self._top_ids is not None:
             statistics = self._head.statistics(found, moved.count)
-            self._operations.name_moved(statistics, moved, self._depths, self._top_ids)
+            self._operations.name_moved(statistics, moved, depths, self._top_ids)
+        self._depths, self._kept_back = torch.where(kept_back, troughs, depths), kept_back
 
     def _rooms(self, rounds: int, capacity: int) -> list[Candidates]:
         return Candidates.empty(rounds, capacity, len(self._packed), self._packed.device) if rounds else []

@@ -91,6 +91,8 @@ class Selection:
             for a fixed layer.
         top_ids: ``[n, B]`` int32, ids of the largest logits at depth 0, at ``depths`` and wherever else the scan
             looked; None where they were not asked for (`ModelHead.top_ids`) and for a fixed layer.
+        kept_back: ``[B]`` bool, rows that keep their trough because a shift asked for a state that is not finite;
+            None where nothing shifts.
     """
 
     logits: Tensor
@@ -98,3 +100,4 @@ class Selection:
     final_entropies: Tensor | None
     entropies: Tensor | None = None
     top_ids: Tensor | None = None
+    kept_back: Tensor | None = None

@@ -110,6 +110,7 @@ class ReplayedScans:
             found.final_entropies[:rows],
             found.entropies[:, :rows],
             None if found.top_ids is None else found.top_ids[:, :rows],
+            None if found.kept_back is None else found.kept_back[:rows],
         )
 
     def _fill_limits(self, rows: int, size: int, limits: Tensor | int) -> None:

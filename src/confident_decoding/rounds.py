@@ -13,7 +13,7 @@ from torch import Tensor
 from confident_decoding.config import SelectionPlan
 from confident_decoding.entropy import combine_top_ids
 from confident_decoding.model_head import ModelHead, Selection
-from confident_decoding.selection import RowRules
+from confident_decoding.selection import RowRules, undo_shifts
 
 
 def scan_in_rounds(
@@ -40,10 +40,12 @@ def scan_in_rounds(
         ahead = min(_ahead(rows_per_read, scanning), plan.window - depth)
         scanning = scan.descend(scanning, depth + 1, ahead)
         depth += ahead
-    depths = rules.settle(scan.depths, scan.entropies, plan.window)
+    depths, kept_back = rules.settle(scan.depths, scan.entropies, plan.window), None
+    if rules.shifts_rows:
+        depths, kept_back = undo_shifts(depths, scan.depths, scan.states)
     # p = 0 is the regression setting: its scan runs, and the caller returns the stock logits.
     logits = scan.logits_at(depths) if plan.p else scan.logits
-    return Selection(logits, depths, scan.entropies[0], scan.entropies, scan.top_ids)
+    return Selection(logits, depths, scan.entropies[0], scan.entropies, scan.top_ids, kept_back)
 
 
 def _ahead(rows_per_read: int, rows: Tensor) -> int:
@@ -54,11 +56,11 @@ def _ahead(rows_per_read: int, rows: Tensor) -> int:
 class _Scan:
     """What is known of each row so far.
 
-    Entropies and top ids ``[n, B]``, the trough ``[B]``, its logits ``[B, V/tp]``.
+    Entropies and top ids ``[n, B]``, the trough ``[B]``, its logits ``[B, V/tp]``; the states ``[B, n, H]``.
     """
 
     def __init__(self, packed: Tensor, plan: SelectionPlan, head: ModelHead, rules: RowRules) -> None:
-        self._states = packed.reshape(len(packed), len(plan.depths), packed.shape[1] // len(plan.depths))
+        self.states = packed.reshape(len(packed), len(plan.depths), packed.shape[1] // len(plan.depths))
         self._head, self._rules = head, rules
         shape, device = (len(plan.depths), len(packed)), packed.device
         self.entropies = torch.full(shape, torch.nan, dtype=torch.float32, device=device)
@@ -73,7 +75,7 @@ class _Scan:
         Returns:
             Rows whose scan goes on.
         """
-        rows, final = len(self.depths), self._states[:, 0]
+        rows, final = len(self.depths), self.states[:, 0]
         shares = ahead > 0 and len(wanted) > 0
         states = torch.cat([final, self._normed(wanted, 1, ahead)]) if shares else final.contiguous()
         logits = self._head.project(states)
@@ -95,7 +97,7 @@ class _Scan:
         """Logits ``[B, V/tp]`` at ``depths``: those that were kept, projected anew where a shift asks for others."""
         moved = (depths != self.depths).nonzero()[:, 0]
         if len(moved):
-            states = self._states[moved, depths[moved]]
+            states = self.states[moved, depths[moved]]
             normed = self._head.norm(states.clone())
             self.logits[moved] = self._head.project(torch.where((depths[moved] == 0)[:, None], states, normed))
             if self.top_ids is not None:
@@ -104,7 +106,7 @@ class _Scan:
         return self.logits
 
     def _normed(self, rows: Tensor, depth: int, ahead: int) -> Tensor:
-        raw = self._states[rows, depth : depth + ahead].transpose(0, 1)
+        raw = self.states[rows, depth : depth + ahead].transpose(0, 1)
         return self._head.norm(raw.reshape(-1, raw.shape[-1]).contiguous())
 
     def _take(self, rows: Tensor, depth: int, logits: Tensor, found: Tensor, ids: Tensor | None) -> Tensor:

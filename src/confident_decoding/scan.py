@@ -66,7 +66,7 @@ def select(
             known = replays.run(some, own, head) if replays is not None and len(packed) <= chunk else None
             selected = known or scan_on_device(some, plan, head, _schedule(len(some), plan, head), own)
         # With p = 0 every row is at the final layer, whatever the scan has found.
-        return replace(selected, depths=torch.zeros_like(selected.depths)) if plan.p == 0 else selected
+        return replace(selected, depths=torch.zeros_like(selected.depths), kept_back=None) if plan.p == 0 else selected
 
     if rows <= chunk:
         whole = part(slice(None))
@@ -76,6 +76,7 @@ def select(
     final_entropies: list[Tensor | None] = []
     entropies: list[Tensor | None] = []
     top_ids: list[Tensor | None] = []
+    kept_back: list[Tensor | None] = []
     for start in range(0, rows, chunk):
         selected = part(slice(start, start + chunk))
         if stock is None:
@@ -86,9 +87,11 @@ def select(
         final_entropies.append(selected.final_entropies)
         entropies.append(selected.entropies)
         top_ids.append(selected.top_ids)
+        kept_back.append(selected.kept_back)
         del selected  # its logits; the next chunk's are as large
     assert result is not None
-    return Selection(result, torch.cat(all_depths), _join(final_entropies), _join(entropies), _join(top_ids))
+    parts = (_join(found) for found in (final_entropies, entropies, top_ids, kept_back))
+    return Selection(result, torch.cat(all_depths), *parts)
 
 
 def warm_up(

@@ -106,7 +106,7 @@ class RowRules:
         ended = (troughs < limits) & (entropies[0].isnan() | following.isnan())
         return ended & ~self.held(entropies[0]) if self.holds_rows else ended
 
-    def settle(self, troughs: Tensor, entropies: Tensor, window: int) -> Tensor:
+    def settle(self, troughs: Tensor, entropies: Tensor, window: int, complete: bool = False) -> Tensor:
         """From troughs to the depths that are selected, ``[B]`` int64: shifts, thresholds, and rows that are kept.
 
         Rows that fell back are not shifted: that could select the very candidate that is no distribution.
@@ -115,14 +115,34 @@ class RowRules:
             troughs: See `fell_back`.
             entropies: As well.
             window: As well.
+            complete: All entropies are known, so that no row is shifted to where one is NaN. Elsewhere `undo_shifts`
+                sees to that.
         """
         depths = troughs
         if self.shifts_rows:
             shifts = torch.where(self.fell_back(troughs, entropies, window), 0, self.shifts)
             depths = (depths + shifts).clamp(0, self.candidates - 1)
+            if complete:
+                depths = torch.where(entropies.gather(0, depths[None])[0].isnan(), troughs, depths)
         if self.holds_rows:
             depths = torch.where(self.held(entropies[0]), 0, depths)
         return torch.where(self.limits < 0, 0, depths) if isinstance(self.limits, Tensor) else depths
+
+
+def undo_shifts(depths: Tensor, troughs: Tensor, states: Tensor) -> tuple[Tensor, Tensor]:
+    """Keep rows at their trough whose shift asks for a layer that the scan may not have looked at, and is not finite.
+
+    Args:
+        depths: ``[B]`` int64, after `RowRules.settle`.
+        troughs: ``[B]`` int64.
+        states: ``[B, n, H]``.
+
+    Returns:
+        Depths, and which rows were kept back (``[B]`` bool).
+    """
+    asked = states.gather(1, depths[:, None, None].expand(-1, 1, states.shape[2]))
+    kept_back = (depths != troughs) & ~asked[:, 0].isfinite().all(-1)
+    return torch.where(kept_back, troughs, depths), kept_back
 
 
 def hashed_draws(rows: Tensor, *keys: int | Tensor) -> Tensor:

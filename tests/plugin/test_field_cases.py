@@ -2,18 +2,17 @@
 
 import shutil
 import tomllib
-import types
 
 import numpy as np
 import pytest
 import torch
 from conftest import ROOT, greedy, on, tiny_engine
 from oracle import TransformersOracle
-from toy_model import H, ToyModel, V, plan_of
+from toy_model import ToyModel, plan_of
 
-from confident_decoding.plugin.head import SelectingHead
 from plugin.processors import log_softmax
 from plugin.test_entrypoint import python
+from plugin.toy_head import LM_HEAD, toy_head
 
 
 def test_no_entry_point_for_logits_processors():
@@ -40,32 +39,17 @@ def test_a_forked_process_is_armed_too():
     assert out.strip() == "0"
 
 
-class Processor:
-    """A logits processor without vLLM around it."""
-
-    soft_cap, scale, org_vocab_size = None, 1.0, V
-
-    def __init__(self, model):
-        self.model = model
-
-    def _apply_head(self, lm_head, states, bias):
-        return self.model.project(states)
-
-
 @pytest.mark.parametrize("keys", [{}, {"p": 0.0}, {"select_method": "last-m3"}], ids=str)
 def test_the_warm_up_does_what_serving_does(keys):
     """6: vLLM measures its memory with a call of the sampler's warm-up, so the whole selection must be inside it."""
     model = ToyModel()
     plan = plan_of(**keys)
-    options = {"hidden": H, "plan": plan, "seed": 0, "select_method": "trough", "log_interval": 0, "reports": True}
-    head = SelectingHead(Processor(model), model.norm, **options)
-    shard = types.SimpleNamespace(org_vocab_start_index=0, org_vocab_end_index=V)
-    lm_head = types.SimpleNamespace(num_embeddings_per_partition=V, shard_indices=shard, tp_size=1, quant_method=None)
+    head = toy_head(model, plan)
     logits, work = {}, {}
     for rows in ("warmup", "sampled"):
         head.rows = rows
         model.projected.clear()
-        logits[rows] = head(lm_head, model.packed(8, plan.depths), None)
+        logits[rows] = head(LM_HEAD, model.packed(8, plan.depths), None)
         work[rows] = list(model.projected)
     assert work["warmup"] == work["sampled"]
     scans = plan.fixed_depth is None

@@ -117,7 +117,7 @@ def _decide(
     if SETTLES:
         own_shift = own(shifts, shift, row, here, OWN_SHIFTS)
         trough = settle(
-            trough, final, entropies, batch, row, here, window, own_limit, own_shift, own_threshold, candidates
+            trough, final, entropies, batch, row, here, window, own_limit, own_shift, own_threshold, candidates, True
         )
         kept = trough * m + slot
     tl.store(depths + row, trough.to(tl.int64), mask=here)

@@ -16,13 +16,28 @@ _NAMED = 1024
 
 
 @triton.jit
-def settle(trough, final_entropy, entropies, batch, row, here, window, limit, shift, threshold, candidates):
+def settle(
+    trough,
+    final_entropy,
+    entropies,
+    batch,
+    row,
+    here,
+    window,
+    limit,
+    shift,
+    threshold,
+    candidates,
+    COMPLETE: tl.constexpr,
+):
     """`RowRules.settle`."""
     would_go_on = here & (trough < tl.minimum(limit, window))
     following = tl.load(entropies + (trough + 1) * batch + row, mask=would_go_on, other=0.0)
     fell_back = would_go_on & (is_nan(following) | is_nan(final_entropy))
     shift = tl.where(fell_back, 0, shift)
     depth = tl.minimum(tl.maximum(trough + shift, 0), candidates - 1)
+    if COMPLETE:
+        depth = tl.where(is_nan(tl.load(entropies + depth * batch + row, mask=here, other=0.0)), trough, depth)
     depth = tl.where((threshold > 0) & (final_entropy <= threshold), 0, depth)
     return tl.where(limit < 0, 0, depth)
 
@@ -62,7 +77,9 @@ def _relocate(
     own_limit = own(limits, limit, row, here, OWN_LIMITS)
     own_shift = own(shifts, shift, row, here, OWN_SHIFTS)
     own_threshold = own(thresholds, threshold, row, here, OWN_THRESHOLDS)
-    depth = settle(trough, final, entropies, batch, row, here, window, own_limit, own_shift, own_threshold, candidates)
+    depth = settle(
+        trough, final, entropies, batch, row, here, window, own_limit, own_shift, own_threshold, candidates, False
+    )
     moved = (here & (depth != trough)).to(tl.int32)
     tl.store(result + row, depth.to(tl.int64), mask=here)
     tl.store(rows + tl.cumsum(moved, 0) - 1, row, mask=moved > 0)

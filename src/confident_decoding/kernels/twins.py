@@ -135,7 +135,7 @@ def decide(
     trough = (first - 1 + steps).clamp(min=0)
     source = torch.where(steps > 0, (steps - 1) * m + slot, torch.where(first == 0, slot, -1))
     if isinstance(candidates, FirstCandidates) and candidates.ahead == len(entropies):
-        trough = rule.rows.settle(trough, entropies, rule.window)
+        trough = rule.rows.settle(trough, entropies, rule.window, complete=True)
         source = trough * m + slot
     depths[rows] = torch.where(here, trough, depths[rows])
     if following is not None:

@@ -240,6 +240,8 @@ class SelectingHead:
             selection = replace(selection, entropies=None)
         elif plan.fixed_depth is not None:
             window = None
+        elif selection.kept_back is not None:
+            counters[int(prompt), -1] += selection.kept_back.sum()
         mirror = mirror if self.metrics else None
         operations(counters.device).count(counters, mirror, prompt, selection, rules, window)
 
