@@ -5,7 +5,7 @@ again (the control: what differs between those two is noise), and with it instal
 are asked for steps in turns. Each number is the median over rounds of the ratio to the first of the same round.
 
     python -m benchmarks.switched_off                              # the embedded model, on a CPU
-    python -m benchmarks.switched_off --model MODEL --compiled --batch 1 64
+    python -m benchmarks.switched_off --model MODEL --compiled --on --batch 1 64
 """
 
 import argparse
@@ -17,20 +17,23 @@ import time
 from pathlib import Path
 
 from benchmarks.engine import Engine
+from benchmarks.gpu_engine import on
 from benchmarks.timing import machine
 
-SETTINGS = {"not installed": True, "not installed, again": True, "switched off": False}
-"""Whether the plugin is hidden."""
+SETTINGS = {"not installed": None, "not installed, again": None, "switched off": {}}
+"""The plugin's configuration; None: it is hidden."""
+ON = {"switched on": on()}
 FIRST = "not installed"
 
 
-def start(options, number, folder):
-    """The three engines of a round, and what the start of each took: seconds, and seconds of the CPU."""
-    names = list(SETTINGS)
+def start(settings, options, number, folder):
+    """The engines of a round, and what the start of each took: seconds, and seconds of the CPU."""
+    names, turn = list(settings), number % len(settings)
     engines, took = {}, {}
-    for name in names[number % 3 :] + names[: number % 3]:
-        begun = time.perf_counter()
-        engines[name] = Engine(name, options, folder / f"{name}.log", hide_plugin=SETTINGS[name])
+    for name in names[turn:] + names[:turn]:
+        begun, config = time.perf_counter(), settings[name]
+        own = {**options, **({"additional_config": config} if config else {})}
+        engines[name] = Engine(name, own, folder / f"{name}.log", hide_plugin=config is None)
         cpu = engines[name].wait()["cpu_s"]
         took[name] = {"start s": time.perf_counter() - begun, "start s of the CPU": cpu}
     return engines, took
@@ -39,10 +42,10 @@ def start(options, number, folder):
 def steps(args, engines, took):
     """Add the ms of a step at each batch size: the median of several, asked in turns."""
     for batch in args.batch:
-        times = {name: [] for name in SETTINGS}
+        times = {name: [] for name in sorted(engines)}
         for _ in range(args.repeats):
-            for name in SETTINGS:
-                times[name].append(engines[name].ask(do="step", batch=batch, tokens=args.tokens)["ms"])
+            for name, found in times.items():
+                found.append(engines[name].ask(do="step", batch=batch, tokens=args.tokens)["ms"])
         for name, found in times.items():
             took[name][f"step ms, B={batch}"] = statistics.median(found)
 
@@ -50,7 +53,7 @@ def steps(args, engines, took):
 def medians(rounds):
     """Per setting and measure: the median, and the ratios to the first setting of the same round."""
     table = {}
-    for name in SETTINGS:
+    for name in rounds[0]:
         table[name] = {}
         for measure in rounds[0][name]:
             ratios = [r[name][measure] / r[FIRST][measure] for r in rounds]
@@ -72,6 +75,9 @@ def parse():
     parser.add_argument("--tokens", type=int, default=48)
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--compiled", action="store_true", help="with torch.compile and CUDA graphs")
+    parser.add_argument(
+        "--on", action="store_true", help="also an engine with it on: a restart on a warm compile cache"
+    )
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
     return parser.parse_args()
 
@@ -92,12 +98,12 @@ def main():
         "skip_tokenizer_init": True,
         "enforce_eager": not args.compiled,
         "max_num_seqs": max(8, *args.batch),
-        "gpu_memory_utilization": 0.25,  # three at a time
+        "gpu_memory_utilization": 0.2,  # up to four at a time
     }
-    rounds = []
+    settings, rounds = {**SETTINGS, **(ON if args.on else {})}, []
     with tempfile.TemporaryDirectory() as folder:
-        for number in range(-1, args.rounds):  # the first one warms the machine's file cache up
-            engines, took = start(options, number + 1, Path(folder))
+        for number in range(-1, args.rounds):  # the first one warms file and compile caches up
+            engines, took = start(settings, options, number + 1, Path(folder))
             steps(args, engines, took)
             for engine in engines.values():
                 engine.close()

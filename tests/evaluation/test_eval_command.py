@@ -4,86 +4,19 @@ What it measures is checked against transformers (float64 entropies and logits, 
 marking the answers again here.
 """
 
-import itertools
 import json
-import os
 import re
-import resource
-import signal
-import subprocess
-import sys
 
 import numpy as np
 import pytest
 import torch
-from conftest import ENGINE_ENV, ROOT
+from conftest import ROOT
 from oracle import TransformersOracle
 from plugin.checks import TIE, follow
 
+from evaluation.commands import CAPITALS, OPPOSITES, kept
+
 pytestmark = [pytest.mark.engine, pytest.mark.timeout(1800)]
-
-CAPITALS, OPPOSITES = "tests/evaluation/tasks/capitals.yaml", "tests/evaluation/tasks/opposites.yaml"
-ENGINE = "--dtype float32 --enforce-eager --max-model-len 512"
-SUMS = """
-task: sums
-dataset_path: json
-dataset_kwargs: {{data_files: {{test: {data}}}}}
-test_split: test
-output_type: generate_until
-doc_to_text: "7 + 5 = 12\\n{{{{question}}}} ="
-doc_to_target: "{{{{answer}}}}"
-generation_kwargs: {{until: ["\\n"], max_gen_toks: 4}}
-filter_list:
-  - name: number
-    filter: [{{function: regex, regex_pattern: "([0-9]+)"}}, {{function: take_first}}]
-metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true}}]
-"""
-ENV = {
-    # No HF_HUB_OFFLINE: whatever tried to reach a network would fail here.
-    **{key: value for key, value in ENGINE_ENV.items() if key not in ("HF_HUB_OFFLINE",)},
-    **dict.fromkeys(("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"), "http://127.0.0.1:9"),
-}
-
-
-@pytest.fixture(scope="module")
-def sums(tmp_path_factory):
-    """A task file of 200 sums of numbers up to 20, and the right answers."""
-    folder = tmp_path_factory.mktemp("sums")
-    pairs = list(itertools.product(range(1, 21), range(1, 21)))
-    chosen = [pairs[i] for i in np.random.default_rng(0).permutation(len(pairs))[:200]]
-    lines = [json.dumps({"question": f"{a} + {b}", "answer": str(a + b)}) for a, b in chosen]
-    (folder / "sums.jsonl").write_text("\n".join(lines))
-    (folder / "sums.yaml").write_text(SUMS.format(data=folder / "sums.jsonl"))
-    return str(folder / "sums.yaml"), chosen
-
-
-@pytest.fixture(scope="module")
-def command(smollm2, tmp_path_factory):
-    """``command(*arguments)``: a finished run of the command line."""
-    cache = tmp_path_factory.mktemp("cache")
-    env = {key: value for key, value in os.environ.items() if not key.startswith(("HF_", "VLLM_"))}
-    env |= {**ENV, "HF_DATASETS_CACHE": str(cache)}
-
-    def start(*arguments, env=env, **options):
-        code = "from confident_decoding.cli import main; main()"
-        return subprocess.Popen(
-            [sys.executable, "-c", code, "eval", smollm2, *map(str, arguments), "--vllm", ENGINE],
-            cwd=ROOT,
-            env=env,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            **options,
-        )
-
-    def run(*arguments, status=0, **options):
-        process = start(*arguments, **options)
-        out, err = process.communicate(timeout=900)
-        assert process.returncode == status, err
-        return out, err
-
-    run.start, run.env = start, env
-    return run
 
 
 @pytest.fixture(scope="module")
@@ -104,11 +37,6 @@ def extended(evaluated, command, sums):
     missing.unlink()
     out, err = command("--tasks", f"{CAPITALS},{sums[0]}", "-s", "trough", "-s", "p=0.5", "-o", folder)
     return {"before": before, "missing": missing, "out": out, "err": err}
-
-
-def kept(folder, task, setting):
-    (path,) = (folder / "answers").glob(f"{task}--{setting}--*.json")
-    return path, json.loads(path.read_text())["result"]
 
 
 @pytest.fixture(scope="module")
@@ -247,59 +175,3 @@ def test_settings_that_share_an_engine_answer_as_in_engines_of_their_own(command
             assert shared == own, f"{task}: {setting}"
             answers[setting] = answers.get(setting, "") + str([sample["answer"] for sample in own["samples"]])
     assert len(set(answers.values())) == len(answers), "too alike to say anything"
-
-
-@pytest.mark.slow
-def test_a_run_that_was_stopped_goes_on_and_gives_the_numbers_of_one_that_was_not(command, tmp_path):
-    """Also where log-likelihoods mix."""
-    arguments = ["--tasks", f"{CAPITALS},{OPPOSITES}", "-s", "trough", "-s", "p=0.5", "-o"]
-    folder = tmp_path / "run"
-    # Started in the background of a shell, pytest ignores the signal, and so would its children.
-    process = command.start(
-        *arguments, folder, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler)
-    )
-    for line in process.stderr:
-        if "done" in line:
-            break
-    process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=120)
-    assert process.returncode == 1
-    assert "Finished parts are kept" in err
-    assert "Traceback" not in err
-    assert not (folder / "results.json").exists()
-    finished = {path: path.stat().st_mtime_ns for path in (folder / "answers").iterdir()}
-    assert finished
-    command(*arguments, folder)
-    assert all(path.stat().st_mtime_ns == time for path, time in finished.items()), "computed again"
-    command(*arguments, tmp_path / "at once")
-    files = sorted((tmp_path / "at once").rglob("*.json"))
-    assert len(files) == 8
-    for path in files:
-        assert (folder / path.relative_to(tmp_path / "at once")).read_bytes() == path.read_bytes(), path.name
-    answers = [str(kept(folder, "shipped_opposites", name)[1]["samples"]) for name in ("standard", "trough", "p=0.5")]
-    assert len(set(answers)) == 3
-
-
-@pytest.mark.slow
-def test_a_full_disk_is_one_message_and_leaves_nothing(command, sums, tmp_path):
-    """No file of the command and its children grows beyond 20 kB: a write fails as on a full disk."""
-
-    def full():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, resource.getrlimit(resource.RLIMIT_FSIZE)[1]))
-
-    _, err = command("--tasks", sums[0], "-o", tmp_path / "run", status=1, preexec_fn=full)
-    assert err.count("error:") == 1
-    assert "cannot write" in err
-    assert "sums--standard" in err
-    assert "Traceback" not in err
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.slow
-def test_without_the_plugin_nothing_is_compared(command, tmp_path):
-    """Every setting would be standard decoding."""
-    env = {**command.env, "CONFIDENT_DECODING_DISABLE": "1"}
-    _, err = command("--tasks", CAPITALS, "-o", tmp_path / "run", status=2, env=env)
-    assert "did not load the confident-decoding plugin" in err
-    assert "CONFIDENT_DECODING_DISABLE" in err
-    assert list(tmp_path.iterdir()) == []
