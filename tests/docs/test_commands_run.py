@@ -32,7 +32,7 @@ ELSEWHERE = {
 MODELS = ("MODEL", "YOUR_MODEL", "SmolLM2-135M-Instruct")
 QUICK = ["--enforce-eager", "--max-model-len", "512"]
 INSTEAD = {
-    "gsm8k": str(ROOT / "tests/evaluation/tasks/capitals.yaml"),
+    "gsm8k": "tests/evaluation/tasks/capitals.yaml",
     "YourModelForCausalLM": "LlamaForCausalLM",
     "../.venv/bin/python": sys.executable,
 }
@@ -65,6 +65,7 @@ def folder(tmp_path, smollm2):
     """Where a user stands: a model by each name, prompts, a text."""
     for name in MODELS:
         (tmp_path / name).symlink_to(smollm2)
+    (tmp_path / "tests").symlink_to(ROOT / "tests")  # where that task has its data
     prompts = ["What is the capital of France?", "Name three colours."]
     (tmp_path / "prompts.jsonl").write_text("".join(json.dumps({"prompt": text}) + "\n" for text in prompts))
     (tmp_path / "book.txt").write_text((ROOT / "CONTRIBUTING.md").read_text()[:3000])
