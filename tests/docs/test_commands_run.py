@@ -91,7 +91,8 @@ def test_commands_do_what_the_page_says(block, folder):
                 ran += 1
             elif words[0] in ("curl", "confident-decoding", "cd"):
                 text = line
-                for shown, put in {**INSTEAD, "localhost:8000": f"127.0.0.1:{port}", "/tmp/evidence": f"{folder}/evidence"}.items():
+                here = {"localhost:8000": f"127.0.0.1:{port}", "/tmp/evidence": f"{folder}/evidence"}
+                for shown, put in {**INSTEAD, **here}.items():
                     text = text.replace(shown, put)
                 where = ROOT if words[0] == "cd" else folder
                 done = subprocess.run(
