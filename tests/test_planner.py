@@ -19,7 +19,7 @@ def test_any_course_of_a_scan_fits(rows, depths, per_read, data):
         alive = data.draw(st.integers(0, alive))
         if not alive or depth > depths - 1:
             break
-        ahead = look_ahead(alive, depth, depths - depth, per_read)
+        ahead = look_ahead(rows, alive, depth, depths - depth, per_read)
         assert 1 <= ahead <= depths - depth
         assert alive * ahead <= plan.capacity
         depth += ahead
@@ -58,13 +58,21 @@ def test_rounds_are_few():
 
 
 def test_look_ahead_ends_the_scan_where_two_readings_pay_for_it():
-    assert look_ahead(35, 2, 8, 160) == 8
-    assert look_ahead(50, 2, 8, 160) == 3
-    assert look_ahead(256, 1, 9, 160) == 1
-    assert look_ahead(92, 1, 9, 160) == 2, "1.7 fit"
-    assert look_ahead(92, 2, 8, 160) == 2
-    assert look_ahead(60, 2, 8, 160) == 2, "2.7 fit"
-    assert look_ahead(256, 2, 8, 160) == 2
+    assert look_ahead(256, 35, 2, 8, 160) == 8
+    assert look_ahead(256, 50, 2, 8, 160) == 3
+    assert look_ahead(256, 256, 1, 9, 160) == 1
+    assert look_ahead(256, 92, 1, 9, 160) == 2, "1.7 fit"
+    assert look_ahead(256, 92, 2, 8, 160) == 2
+    assert look_ahead(256, 60, 2, 8, 160) == 2, "2.7 fit"
+    assert look_ahead(256, 256, 2, 8, 160) == 2
+
+
+def test_no_round_is_launched_for_rows_that_hardly_ever_are_there():
+    assert look_ahead(64, 64, 3, 7, 160) == 7, "all of 64 rows: 2.8 readings, as good as never"
+    assert schedule(64, 10, 9, 160).rounds == 1
+    assert schedule(128, 10, 9, 160).rounds == 3
+    assert look_ahead(128, 128, 6, 4, 160) == 4
+    assert look_ahead(129, 129, 6, 5, 160) == 2
 
 
 def test_heads_that_only_the_model_can_apply_are_scanned_at_once(monkeypatch):

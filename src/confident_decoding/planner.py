@@ -74,16 +74,19 @@ class Schedule:
     rows_per_read: int = 0
 
 
-def look_ahead(rows: int, depth: int, remaining: int, per_read: int) -> int:
+def look_ahead(batch: int, rows: int, depth: int, remaining: int, per_read: int) -> int:
     """Depths that a round projects for each of ``rows`` that are still descending.
 
     Args:
+        batch: B, rows of the call.
         rows: At least 1.
         depth: The first depth of the round.
         remaining: Depths from there to the window's end, at least 1.
         per_read: Rows per reading of the weight.
     """
-    if rows * remaining <= 2 * per_read:
+    # A round more is launched whether it has rows or not. Most rows have ended by now, so even if all might go on
+    # it is cheaper to be done here, as long as that would not take many readings.
+    if rows * remaining <= 2 * per_read or 4 * batch * remaining <= 13 * per_read:
         return remaining
     # Nearly all rows end by depth 1 or go on for some: one depth at a time would need as many rounds.
     paid, least = (_nearest(per_read, rows), 1) if depth == 1 else (per_read // rows, 2)
@@ -129,7 +132,7 @@ def schedule(rows: int, depths: int, window: int, per_read: int | None) -> Sched
     depth, rounds, capacity = first + 1, 0, 0
     while depth <= window:  # with all rows still descending; fewer rows look further ahead
         remaining = window - depth + 1
-        ahead = look_ahead(rows, depth, remaining, per_read)
+        ahead = look_ahead(rows, rows, depth, remaining, per_read)
         most = max(rows * ahead, min(rows * remaining, 2 * per_read))
         depth, rounds, capacity = depth + ahead, rounds + 1, max(capacity, most)
     return Schedule(first, rounds, capacity, per_read)

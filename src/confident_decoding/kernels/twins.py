@@ -141,7 +141,7 @@ def decide(
     if following is not None:
         first = first + ahead
         _compact(following, rows, goes_on & (first <= window))
-        _look_ahead(following, first, rule)
+        _look_ahead(following, len(depths), first, rule)
     return source.to(torch.int32)
 
 
@@ -255,13 +255,14 @@ def _compact(candidates: Candidates, rows: Tensor, chosen: Tensor) -> None:
     candidates.work[ROWS] = chosen.sum()
 
 
-def _look_ahead(following: Candidates, first: Tensor, rule: Rule) -> None:
+def _look_ahead(following: Candidates, batch: int, first: Tensor, rule: Rule) -> None:
     """`planner.look_ahead` for the rows that ``following`` lists."""
     m, remaining = following.work[ROWS], rule.window - first + 1
     rows, per_read, least = m.clamp(min=1), rule.rows_per_read, torch.where(first == 1, 1, 2)
     paid = torch.where(first == 1, (2 * per_read + rows) // (2 * rows), per_read // rows)
     some = torch.minimum(torch.maximum(least, paid), remaining)
-    ahead = torch.where(m * remaining <= 2 * per_read, remaining, some)
+    ends = (m * remaining <= 2 * per_read) | (4 * batch * remaining <= 13 * per_read)
+    ahead = torch.where(ends, remaining, some)
     following.work[FIRST] = first
     following.work[AHEAD] = torch.where(m > 0, ahead, 0)
     following.work[TOTAL] = m * following.work[AHEAD]
