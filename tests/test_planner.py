@@ -9,22 +9,33 @@ from confident_decoding import planner
 from confident_decoding.planner import Schedule, dense_rows, look_ahead, rows_per_read, schedule, warm_up_sizes
 
 
-@given(rows=st.integers(1, 1024), depths=st.integers(2, 40), per_read=st.integers(1, 1024), data=st.data())
-@settings(max_examples=300)
-def test_any_course_of_a_scan_fits(rows, depths, per_read, data):
+def check_every_course(rows, depths, per_read):
     """However many rows end at each depth: no round is larger than its tensors, and the window's end is reached."""
-    plan = schedule(rows, depths, depths - 1, per_read)
-    alive, depth = rows, plan.first + 1
+    plan, window = schedule(rows, depths, depths - 1, per_read), depths - 1
+    reached = {plan.first + 1}
     for _ in range(plan.rounds):
-        alive = data.draw(st.integers(0, alive))
-        if not alive or depth > depths - 1:
-            break
-        ahead = look_ahead(rows, alive, depth, depths - depth, per_read)
-        assert 1 <= ahead <= depths - depth
-        assert alive * ahead <= plan.capacity
-        depth += ahead
-    else:
-        assert depth == depths or not alive, "rows would go on"
+        following = set()
+        for depth in reached - {depths}:
+            remaining = window - depth + 1
+            for alive in range(1, rows + 1):
+                ahead = look_ahead(rows, alive, depth, remaining, per_read)
+                assert 1 <= ahead <= remaining
+                assert alive * ahead <= plan.capacity, (rows, depths, per_read, alive, depth)
+                following.add(depth + ahead)
+        reached = following or reached
+    assert reached == {depths}, "rows would go on"
+
+
+@given(rows=st.integers(1, 1024), depths=st.integers(2, 40), per_read=st.integers(1, 1024))
+@settings(max_examples=100, deadline=None)
+def test_any_course_of_a_scan_fits(rows, depths, per_read):
+    check_every_course(rows, depths, per_read)
+
+
+@pytest.mark.parametrize("depths", [2, 3, 10, 15, 20, 21, 32, 36])
+def test_any_course_of_a_scan_fits_where_rules_meet(depths):
+    for rows in (*range(2, 72), 100, 128, 169, 170, 200, 256):
+        check_every_course(rows, depths, 169)
 
 
 def test_few_rows_are_scanned_at_once():

@@ -7,7 +7,7 @@ not need is a loss. What follows from that one number:
 - Where all candidates of all rows fit into one and a half readings, they are projected at once (*dense*): a second
   round would mostly cost more.
 - Otherwise depth d+1 is projected for the rows whose scan has reached d, in *rounds* that look ahead about as
-  far as one reading pays for, or to the end where two readings pay for that.
+  far as one reading pays for, or to the end where two readings pay for that (or three and a quarter for all B rows).
 
 docs/performance.md has the measurements.
 """
@@ -133,7 +133,10 @@ def schedule(rows: int, depths: int, window: int, per_read: int | None) -> Sched
     while depth <= window:  # with all rows still descending; fewer rows look further ahead
         remaining = window - depth + 1
         ahead = look_ahead(rows, rows, depth, remaining, per_read)
-        most = max(rows * ahead, min(rows * remaining, 2 * per_read))
+        # Fewer rows may have come to other depths by then, and look ahead as far as `look_ahead` lets them.
+        most = max(
+            rows * ahead, min(rows * remaining, 2 * per_read), rows * min(remaining, 13 * per_read // (4 * rows))
+        )
         depth, rounds, capacity = depth + ahead, rounds + 1, max(capacity, most)
     return Schedule(first, rounds, capacity, per_read)
 

@@ -4,6 +4,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from typer.testing import CliRunner
@@ -146,3 +147,36 @@ def test_an_empty_folder_may_be_there(tmp_path):
     summary = analyse(tmp_path / "out", made_up(3))
     assert json.loads((tmp_path / "out/summary.json").read_text()) == summary
     assert Path(tmp_path / "out/report.html").exists()
+
+
+@pytest.mark.parametrize(
+    ("options", "says"),
+    [
+        ({"speculative_config": {"method": "ngram"}}, "speculation must be off"),
+        ({"tensor_parallel_size": 2}, "parallelism must be 1"),
+    ],
+)
+def test_rows_that_would_not_be_the_answers(options, says):
+    from confident_decoding.analysis.engine import resolve
+
+    parallel = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1)
+    arguments = SimpleNamespace(**{**parallel, "speculative_config": None, **options})
+    with pytest.raises(ValueError, match=says):
+        resolve(arguments)
+
+
+@pytest.mark.parametrize(("asked", "becomes"), [(None, 2048), (-1, 2048), (100, 100)])
+def test_the_context_that_is_analysed(asked, becomes):
+    """-1 is vLLM's "auto"."""
+    from confident_decoding.analysis.engine import resolve
+
+    parallel = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1)
+    arguments = SimpleNamespace(
+        **parallel,
+        speculative_config=None,
+        max_model_len=asked,
+        max_num_batched_tokens=None,
+        create_model_config=lambda: SimpleNamespace(max_model_len=8192),
+    )
+    resolve(arguments)
+    assert arguments.max_model_len == arguments.max_num_batched_tokens == becomes

@@ -142,3 +142,17 @@ def test_pieces_open_as_a_text_does(tokenizer):
 def test_white_space_and_invisible_characters_are_seen():
     assert visible(" a\n\t") == "␣a↵⇥"
     assert visible("\u200b\u00a0\x00é你") == "\\u200b\\u00a0\\u0000é你"
+
+
+def test_no_room_for_text(tokenizer):
+    with pytest.raises(ValueError, match="hold none of it"):
+        list(cut(lambda text, **options: {"input_ids": [0, 1, 2]}, "one two", 3))
+
+
+def test_a_tokenizer_of_vllms_own(tokenizer):
+    """Mistral's has no further options."""
+
+    def plain(text, text_pair=None, add_special_tokens=True, truncation=False, max_length=None):
+        return tokenizer(text, add_special_tokens=add_special_tokens)
+
+    assert list(cut(plain, "one two three", 8)) == list(cut(tokenizer, "one two three", 8))

@@ -5,6 +5,7 @@ import os
 import statistics
 import sys
 import textwrap
+from types import SimpleNamespace
 
 import pytest
 
@@ -65,7 +66,7 @@ def test_an_engine_that_dies_leaves_the_end_of_its_log(engine):
 
 
 class Clock:
-    """A model whose prefill takes 5 s and whose step takes 0.25 s."""
+    """A model whose prefill takes 5 s and whose step takes 0.25 s, and whose answers have up to 100 tokens."""
 
     def __init__(self, monkeypatch):
         self.now, self.asked = 0.0, []
@@ -77,12 +78,19 @@ class Clock:
         assert params.temperature == 0
         self.asked.append((len(prompts), params.max_tokens))
         self.now += 5 + 0.25 * params.max_tokens
+        tokens = range(min(params.max_tokens, 100))
+        return [SimpleNamespace(outputs=[SimpleNamespace(token_ids=tokens)]) for _ in prompts]
 
 
 def test_a_step_has_no_prefill_in_it(monkeypatch):
     clock = Clock(monkeypatch)
     assert step_ms(clock, ["a", "b"], 32) == 250
     assert clock.asked == [(2, 32), (2, 8)]
+
+
+def test_answers_that_end_with_the_context_are_no_measure(monkeypatch):
+    with pytest.raises(RuntimeError, match="answers of 128 tokens do not fit into the context"):
+        step_ms(Clock(monkeypatch), ["a"], 128)
 
 
 def test_ratios_are_of_one_round():

@@ -145,9 +145,12 @@ def test_bench(smollm2):
     [
         ("", {"VLLM_PLUGINS": "other"}, 1, "vLLM does not load the plugin. VLLM_PLUGINS=other leaves it out."),
         ("--pipeline-parallel-size 4", {}, 2, "the last stage has 7 of the 30 layers"),
+        ("--max-num-seqs 4", {}, 2, "8 requests are more than an engine with --max-num-seqs 4 takes into a step."),
+        ("--max-model-len 64", {}, 2, "do not fit into a context of 64 tokens. Give at most 32."),
+        ("--max-model-len 100000", {}, 1, "max_model_len"),
     ],
 )
-def test_bench_measures_no_engine_that_would_be_standard(smollm2, options, env, status, says):
+def test_bench_starts_no_engine_that_would_measure_something_else(smollm2, options, env, status, says):
     done = command("bench", smollm2, "--vllm", options, env=env)
     assert done.returncode == status
     assert says in done.stderr
@@ -155,8 +158,8 @@ def test_bench_measures_no_engine_that_would_be_standard(smollm2, options, env, 
 
 
 def test_bench_says_which_engine_failed(smollm2):
-    done = command("bench", smollm2, "--one-at-a-time", "--vllm", "--max-model-len 100000")
+    done = command("bench", smollm2, "--one-at-a-time", "--vllm", "--num-gpu-blocks-override 1")
     assert done.returncode == 1
     assert done.stderr.startswith("error: the stock engine failed:")
-    assert "max_model_len" in done.stderr
+    assert "KV cache" in done.stderr
     assert "Traceback" not in done.stderr

@@ -5,8 +5,6 @@ import sys
 
 import pytest
 
-from confident_decoding.cli.engines import cause_in, explain
-
 NOISY = """
 import os, sys
 from confident_decoding.cli.engines import output_aside
@@ -61,45 +59,21 @@ def test_a_failure_is_one_message(then, status, says):
     assert done.stderr.count("\n") == 2
 
 
-LOG = """\
-(EngineCore pid=7) INFO 11-30 08:13:49 [core.py:84] Initializing
-(EngineCore pid=7) ERROR 11-30 08:13:50 [core.py:900] Traceback (most recent call last):
-(EngineCore pid=7) ERROR 11-30 08:13:50 [core.py:900]   File "loader.py", line 3, in load
-(EngineCore pid=7) ERROR 11-30 08:13:50 [core.py:900] confident_decoding.config.ConfigError: it cannot start:
-(EngineCore pid=7) ERROR 11-30 08:13:50 [core.py:900]   unsupported together with x.
-Traceback (most recent call last):
-  File "core_client.py", line 9, in __init__
-RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}
-"""
+def test_a_signal_to_end_is_as_ctrl_c():
+    """What is half written goes, and so do processes that were started."""
+    end = "try:\n    os.kill(os.getpid(), number)\n    time.sleep(9)\nexcept KeyboardInterrupt:\n    print('cleaned')"
+    for number in ("SIGTERM", "SIGHUP"):
+        code = "import os, signal, time\nfrom confident_decoding.cli.engines import end_politely\nend_politely()\n"
+        code += f"number = signal.{number}\n{end}"
+        done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+        assert done.stdout == "cleaned\n"
 
 
-def test_the_cause_is_found_in_the_log():
-    assert cause_in(LOG) == "it cannot start:   unsupported together with x."
-    error = RuntimeError("Engine core initialization failed. See root cause above.")
-    assert explain(error, LOG) == "it cannot start: unsupported together with x."
-    assert explain(error, "nothing here") == "Engine core initialization failed. See root cause above."
-
-
-def test_an_error_that_says_it_itself_is_not_looked_up():
-    assert explain(ValueError("the prompt is too long"), LOG) == "the prompt is too long."
-
-
-def test_no_device():
-    error = RuntimeError("Failed to infer device type, please set the environment variable `VLLM_LOGGING_LEVEL=DEBUG`")
-    assert "no GPU that this build supports" in explain(error, "")
-
-
-def test_a_configuration_error_without_pydantics_frame():
-    from pydantic import BaseModel, field_validator
-
-    class Model(BaseModel):
-        architecture: str
-
-        @field_validator("architecture")
-        @classmethod
-        def known(cls, value):
-            raise ValueError(f"{value} is not supported")
-
-    with pytest.raises(ValueError) as raised:
-        Model(architecture="X")
-    assert explain(raised.value, "") == "X is not supported."
+def test_a_command_that_outlives_its_terminal_on_purpose_goes_on():
+    """Under nohup."""
+    code = "import os, signal\nfrom confident_decoding.cli.engines import end_politely\n"
+    code += (
+        "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nend_politely()\nos.kill(os.getpid(), signal.SIGHUP)\nprint('on')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "on\n"

@@ -56,6 +56,20 @@ def test_a_malformed_line_is_named(tmp_path, refused, line, says):
     assert '{"messages": [{"role": ..., "content": ...}]}' in message
 
 
+def test_only_a_line_feed_ends_a_line(tmp_path):
+    """JSON may hold other line ends as they are, and JavaScript and json.dumps(ensure_ascii=False) write them so."""
+    text = "a\u2028b\u2029c\x85d"
+    (tmp_path / "p.jsonl").write_bytes(
+        f'\ufeff{json.dumps({"prompt": text}, ensure_ascii=False)}\r\n"next"\r\n'.encode()
+    )
+    assert read_prompts(tmp_path / "p.jsonl") == [Prompt(1, text), Prompt(2, "next")]
+
+
+def test_a_line_that_is_nested_too_deeply(tmp_path, refused):
+    (tmp_path / "p.jsonl").write_text("[" * 100_000)
+    assert "line 1: nested too deeply" in refused(read_prompts, tmp_path / "p.jsonl")
+
+
 def test_no_prompts(tmp_path, refused):
     (tmp_path / "p.jsonl").write_text("\n  \n")
     assert "holds no prompt" in refused(read_prompts, tmp_path / "p.jsonl")
@@ -113,6 +127,10 @@ def test_results_name_a_model_without_its_place(tmp_path, monkeypatch):
 @pytest.mark.parametrize("model", ["./nothing", "/nowhere/at/all", "a/b/c", "~/nothing-here", ""])
 def test_models_that_cannot_be(model, refused):
     assert "there is no model at" in refused(check_model, model)
+
+
+def test_a_name_that_the_system_does_not_take(refused):
+    assert "cannot read " + "x" * 300 + ": File name too long" in refused(check_model, "x" * 300)
 
 
 def test_a_folder_without_a_model(tmp_path, refused):

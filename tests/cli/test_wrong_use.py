@@ -1,6 +1,8 @@
 """Commands that cannot start: one message, status 2 or 1, nothing left behind; no vLLM is needed for it."""
 
 import importlib.util
+import subprocess
+import sys
 
 import pytest
 from typer.testing import CliRunner
@@ -74,3 +76,14 @@ def test_help_names_every_command():
     for name in ("doctor", "compare", "bench"):
         assert name in text
         assert run(name, "--help").exit_code == 0
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["bench", "--help"]])
+def test_a_full_disk_behind_standard_output(arguments):
+    code = "from confident_decoding.cli import main; main()"
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", code, *arguments], stdout=full, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert done.returncode == 1
+    assert done.stderr == "error: the system does not do it: No space left on device.\n"

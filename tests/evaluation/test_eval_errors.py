@@ -72,6 +72,30 @@ def test_help_says_what_a_setting_is_and_gives_an_example(run):
         assert word in text
 
 
+@pytest.mark.parametrize(
+    ("arguments", "settings"),
+    [
+        ([], ["trough"]),
+        (["--ablate-layers", "1-2"], ["trough", "last-m1", "last-m2"]),
+        (["--ablate-p", "0.5,1"], ["trough", "p=0.5"]),
+        (["-s", "last-m1", "--ablate-layers", "1-2"], ["last-m1", "last-m2"]),
+    ],
+)
+def test_ablations_are_added(arguments, settings, run, monkeypatch):
+    """To the default as well; what is there already is not added again."""
+    from confident_decoding.evaluation import run as runs
+
+    asked = []
+
+    def evaluation(request, write):
+        asked.extend(request.settings)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(runs, "Evaluation", evaluation)
+    status, *_ = run("m", *TASK, *arguments)
+    assert (status, asked) == (1, settings)
+
+
 @pytest.mark.engine
 def test_an_unknown_task_is_refused_with_its_neighbours(smollm2, run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)

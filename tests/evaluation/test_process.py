@@ -3,11 +3,13 @@
 import contextlib
 import os
 import signal
+import subprocess
+import sys
 import time
 
 import pytest
 
-from confident_decoding.evaluation.process import ChildError, events
+from confident_decoding.evaluation.process import ChildError, _reason, events
 
 MISSING = {
     "work": "describe",
@@ -89,3 +91,38 @@ def test_a_consumer_that_stops_ends_the_child(monkeypatch, tmp_path):
     else:
         os.kill(sleeper, signal.SIGKILL)
         pytest.fail("what the child had started is still there")
+
+
+def test_a_child_ends_with_a_parent_that_is_killed():
+    """Else its engine would go on to hold a GPU's memory."""
+    code = "import os, time\nfrom confident_decoding.evaluation.child import _end_with_parent\n"
+    code += "reading, writing = os.pipe()\nchild = os.fork()\n"
+    code += "if not child:\n    _end_with_parent()\n    os.write(writing, b'x')\n    time.sleep(1000)\n"
+    code += "os.read(reading, 1)\nprint(child, flush=True)\ntime.sleep(1000)"
+    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+    child = int(parent.stdout.readline())
+    os.kill(child, 0)
+    parent.kill()
+    parent.wait()
+    parent.stdout.close()
+    for _ in range(100):
+        try:
+            if open(f"/proc/{child}/stat").read().rsplit(")", 1)[1].split()[0] == "Z":  # noqa: SIM115
+                return
+        except OSError:
+            return
+        time.sleep(0.1)
+    os.kill(child, signal.SIGKILL)
+    pytest.fail("it is still there")
+
+
+def test_a_cause_that_is_in_the_log(tmp_path):
+    """What an engine says that points elsewhere is of no use once the log is gone."""
+    event = {"message": "Engine core initialization failed. See root cause above.", "status": 1}
+    with (tmp_path / "log").open("w+b") as log:
+        log.write(b"ERROR 11-30 08:13:50 [core.py:900] ValueError: too little memory\n")
+        assert _reason(event, log) == "too little memory. Run it again with --verbose to see all that vLLM says."
+    assert _reason({"message": "Failed to infer device type, please", "status": 1}, None).startswith(
+        "vLLM found no device"
+    )
+    assert _reason({"message": "unknown task 'x'", "status": 2}, None) == "unknown task 'x'"

@@ -57,7 +57,7 @@ def resolve(arguments: Any) -> None:
 
     Raises:
         RuntimeError: vLLM found nothing to run on.
-        ValueError: Several processes are asked for.
+        ValueError: Several processes, or speculation, are asked for.
         Exception: vLLM cannot read the model or refuses an argument, in its own words.
     """
     from vllm.platforms import current_platform
@@ -66,8 +66,10 @@ def resolve(arguments: Any) -> None:
         raise RuntimeError("Failed to infer device type")
     if arguments.tensor_parallel_size * arguments.pipeline_parallel_size * arguments.data_parallel_size > 1:
         raise ValueError("rows are recorded in one process: tensor, pipeline and data parallelism must be 1")
+    if arguments.speculative_config is not None:
+        raise ValueError("drafts that are not accepted would be recorded as well: speculation must be off")
     longest = arguments.create_model_config().max_model_len
-    if arguments.max_model_len is None:
+    if arguments.max_model_len in (None, -1):  # -1: "auto"
         arguments.max_model_len = min(longest, DEFAULT_LENGTH)
     # A prefill in one pass, so that there is one sampled row before the first token.
     arguments.max_num_batched_tokens = max(arguments.max_num_batched_tokens or 0, arguments.max_model_len)
@@ -147,11 +149,13 @@ class Engine:
         (output,) = ask([prompt], params, use_tqdm=False)
         tokens = np.asarray(output.outputs[0].token_ids, np.int32)
         seen = self._take(len(tokens))
-        if (
-            self.trajectory == "confident"
-            and (seen.depths != np.minimum(troughs(seen.entropies), self.window - 1)).any()
-        ):
+        depths = np.minimum(troughs(seen.entropies), self.window - 1)
+        if self.trajectory == "confident" and (seen.depths != depths).any():
             raise RuntimeError("what was selected is not what the recorded entropies say; please report this")
+        best = seen.best[np.arange(len(tokens)), depths if self.trajectory == "confident" else 0]
+        # Of equally likely tokens vLLM may take another; rows of other tokens differ nearly everywhere.
+        if (tokens != best).sum() > max(2, len(tokens) // 4):
+            raise RuntimeError("the rows that were recorded are not those of the answer's tokens; please report this")
         return Sequence(list(output.prompt_token_ids or ()), tokens, seen)
 
     def score(self, ids: list[int]) -> Sequence:

@@ -62,11 +62,16 @@ def cut(tokenizer: Any, text: str, longest: int) -> Iterator[list[int]]:
 
     Yields:
         Pieces of at least two tokens.
+
+    Raises:
+        ValueError: ``longest`` has no room for text.
     """
-    opening = list(tokenizer("", verbose=False)["input_ids"])
+    opening = list(tokenizer("")["input_ids"])
     size, held = longest - len(opening), []
+    if size < 1:
+        raise ValueError(f"pieces of {longest} tokens, of which {len(opening)} open a text, hold none of it")
     for portion in _portions(text):
-        held += tokenizer(portion, add_special_tokens=False, verbose=False)["input_ids"]
+        held += tokenizer(portion, add_special_tokens=False)["input_ids"]
         while len(held) >= size:
             yield opening + held[:size]
             del held[:size]

@@ -61,7 +61,8 @@ class Engine:
         read, write = os.pipe()
         with log.open("w") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-m", module, json.dumps(spec)],
+                # The user's folder is none to import from.
+                [sys.executable, *["-P"] * module.startswith("confident_decoding."), "-m", module, json.dumps(spec)],
                 stdin=subprocess.PIPE,
                 stdout=out,
                 stderr=out,
@@ -133,6 +134,9 @@ def step_ms(llm: Any, prompts: Sequence[Any], tokens: int, adapter: str | None =
         prompts: As ``LLM.generate`` takes them; B of them.
         tokens: The longer length.
         adapter: Folder of a LoRA adapter that all use.
+
+    Raises:
+        RuntimeError: An answer ended before its length, so that the difference is no number of steps.
     """
     from vllm import SamplingParams
     from vllm.lora.request import LoRARequest
@@ -142,8 +146,10 @@ def step_ms(llm: Any, prompts: Sequence[Any], tokens: int, adapter: str | None =
     for length in (tokens, tokens // 4):
         params = SamplingParams(temperature=0, max_tokens=length, ignore_eos=True, detokenize=False)
         start = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False, lora_request=lora)
+        outputs = llm.generate(prompts, params, use_tqdm=False, lora_request=lora)
         seconds.append(time.perf_counter() - start)
+        if any(len(output.outputs[0].token_ids) != length for output in outputs):
+            raise RuntimeError(f"answers of {length} tokens do not fit into the context")
     return 1000 * (seconds[0] - seconds[1]) / (tokens - tokens // 4)
 
 

@@ -1,6 +1,7 @@
 """The ``confident-decoding`` command: one command per file, registered in `cli.app`."""
 
 import importlib.util
+import os
 import sys
 
 
@@ -17,4 +18,10 @@ def main() -> None:
         )
     from confident_decoding.cli.app import app
 
-    app()
+    try:
+        app()
+    except OSError as error:  # a full disk behind standard output or for temporary files, a folder that may not be read
+        sys.stdout = open(os.devnull, "w")  # noqa: SIM115 (what is left in the buffer would fail again at exit)
+        where = f": {error.filename}" if error.filename else ""
+        print(f"error: the system does not do it: {error.strerror or error}{where}.", file=sys.stderr)
+        sys.exit(1)

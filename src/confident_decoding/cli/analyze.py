@@ -1,7 +1,6 @@
 """``confident-decoding analyze``: what the selection does on a model, token by token."""
 
 import os
-import signal
 from enum import StrEnum
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import output_aside, require_vllm
+from confident_decoding.cli.engines import end_politely, output_aside, require_vllm
 from confident_decoding.cli.inputs import Prompt, check_model, fail, read_prompts, require, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import bar, spinner
@@ -69,8 +68,14 @@ def analyze(
     ] = Trajectory.CONFIDENT,
     max_tokens: Annotated[int, typer.Option(min=1, help="Longest answer, in tokens.")] = 128,
     top_tokens: Annotated[
-        int, typer.Option(min=0, help="Tokens that the page shows, with the best five of each of their candidates.")
-    ] = 10_000,
+        int | None,
+        typer.Option(
+            min=0,
+            help="Tokens that the page shows, with the best five of each of their candidates. Default: 10,000, in a "
+            "window of over 10 fewer, so that the page stays under 5 MB.",
+            show_default=False,
+        ),
+    ] = None,
     vllm: options.EngineOptions = "",
     as_json: options.Json = False,
     verbose: options.Verbose = False,
@@ -99,13 +104,12 @@ def analyze(
     require("analyze", "jinja2", "matplotlib", "numpy", "pyarrow", extra="analysis")
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"  # rows are recorded in this process
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "2")  # GiB, for one request at a time
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # so that what is half written goes as well
+    end_politely()
+    shown = min(10_000, 100_000 // max(1, window)) if top_tokens is None else top_tokens
     with output_aside(verbose) as terminal:
         served = "confident" if given else trajectory.value
         engine = _start(model, vllm, window, max(window, sweep), served, asked, terminal)
-        summary = _analyse(
-            engine, asked, given, target, terminal, model=name, max_tokens=max_tokens, top_tokens=top_tokens
-        )
+        summary = _analyse(engine, asked, given, target, terminal, model=name, max_tokens=max_tokens, top_tokens=shown)
     if as_json:
         print_json(summary)
     else:

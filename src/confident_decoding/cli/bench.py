@@ -14,13 +14,16 @@ from rich.table import Table
 from confident_decoding.bench import engine as engines
 from confident_decoding.bench.results import Times, machine, medians
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import explain, output_aside, require_plugin, require_vllm
+from confident_decoding.cli.engines import end_politely, output_aside, require_plugin, require_vllm
 from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import bar, terminal
-from confident_decoding.engines.options import engine_args, require_active
+from confident_decoding.engines.failures import VERBOSE, explain
+from confident_decoding.engines.options import WrongUseError, engine_args, require_active
 
 STOCK, CONFIDENT = "stock", "confident"
+PROMPT_ROOM = 32
+"""Tokens that a prompt (`bench.engine.TEXTS`) may have."""
 
 
 def bench(
@@ -55,9 +58,9 @@ def bench(
     batches = _batches(batch)
     check_model(model)
     require_vllm()
+    end_politely()
     defaults: dict[str, Any] = {
         "enable_prefix_caching": False,
-        "max_model_len": max(512, 2 * tokens),
         "max_num_seqs": max(8, *batches),
         **({} if one_at_a_time else {"gpu_memory_utilization": 0.45}),
     }
@@ -65,6 +68,12 @@ def bench(
         arguments = engine_args(model, vllm, values, **defaults)  # wrong options are told before an engine starts
         require_plugin()
         require_active(arguments)
+        defaults["max_model_len"] = _context(arguments, tokens)
+        if arguments.max_num_seqs < max(batches):
+            raise WrongUseError(
+                f"{max(batches)} requests are more than an engine with --max-num-seqs {arguments.max_num_seqs} takes "
+                "into a step."
+            )
     spec = {"model": model, "options": vllm, "defaults": defaults}
     specs = {
         STOCK: {**spec, "additional_config": {**values, SWITCH: False}},
@@ -96,6 +105,21 @@ def bench(
         show(result, batches)
 
 
+def _context(arguments: Any, tokens: int) -> int:
+    """Tokens of context: what the user asked for, else enough; two engines with the model's own may not fit.
+
+    Raises:
+        WrongUseError: Answers of so many ``tokens`` do not fit.
+    """
+    longest: int = arguments.create_model_config().max_model_len
+    if tokens + PROMPT_ROOM > longest:
+        raise WrongUseError(
+            f"--tokens {tokens}: answers after a prompt do not fit into a context of {longest} tokens. Give at most "
+            f"{longest - PROMPT_ROOM}."
+        )
+    return longest if arguments.max_model_len is not None else min(longest, max(512, 2 * tokens))
+
+
 def _batches(text: str) -> list[int]:
     try:
         batches = [int(number) for number in text.split(",")]
@@ -125,7 +149,7 @@ def running(specs: dict[str, dict[str, Any]], verbose: bool) -> Iterator[dict[st
             log = (Path(folder) / f"{error.name}.log").read_text(errors="replace")
             if verbose:
                 Console(stderr=True).print(log, markup=False, highlight=False, soft_wrap=True)
-            hint = "" if verbose else " Run it again with --verbose to see all that vLLM says."
+            hint = "" if verbose else VERBOSE
             fail(f"the {error.name} engine failed: {explain(error, log)}{hint}", status=1)
         finally:
             for engine in started.values():

@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from confident_decoding.cli import compare_report, options
-from confident_decoding.cli.engines import output_aside, require_plugin, require_vllm
+from confident_decoding.cli.engines import end_politely, output_aside, require_plugin, require_vllm
 from confident_decoding.cli.inputs import (
     Prompt,
     check_model,
@@ -71,6 +71,7 @@ def compare(
         require("--html", "jinja2", extra="analysis")
         check_target(html)
     require_vllm()
+    end_politely()
     # The engine in this process: its errors are this command's, not a line in another process's log.
     os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")
     with output_aside(verbose) as terminal:

@@ -2,9 +2,8 @@
 
 import contextlib
 import importlib.util
-import itertools
 import os
-import re
+import signal
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -13,14 +12,16 @@ from rich.console import Console
 
 from confident_decoding.cli.inputs import fail
 from confident_decoding.cli.progress import terminal
-from confident_decoding.engines.options import WrongUseError, text_of
+from confident_decoding.engines.failures import VERBOSE, explain
+from confident_decoding.engines.options import WrongUseError
 from confident_decoding.plugin.compat import RANGE
 
-_PREFIX = re.compile(r"^(?:\([^)]*\) )*(?:[A-Z]+ [\d-]+ [\d:]+ \[[^\]]+\] ?)?")
-"""Of vLLM's log lines: process, level, time, place."""
-_CAUSE = re.compile(r"^(?:\w+\.)*\w*(?:Error|Exception): (\S.*)")
-_ELSEWHERE = re.compile(r"[Rr]oot cause|initialization failed|ended with status")
-"""What an exception says whose cause is in the log."""
+
+def end_politely() -> None:
+    """From now on a signal to end is as Ctrl-C: what is half written goes, and so do processes that were started."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
+            signal.signal(number, signal.default_int_handler)
 
 
 def require_vllm() -> None:
@@ -76,7 +77,7 @@ def output_aside(verbose: bool) -> Iterator[Console]:
     except WrongUseError as error:
         reason, status = str(error), 2
     except Exception as error:
-        hint = "" if verbose else " Run it again with --verbose to see all that vLLM says."
+        hint = "" if verbose else VERBOSE
         _flush()
         log.seek(0)
         reason = f"{explain(error, log.read())}{hint}"
@@ -96,33 +97,3 @@ def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
-
-
-def explain(error: BaseException, log: str) -> str:
-    """The reason of a failure, as a sentence: the exception's own text, or its cause in the log.
-
-    Args:
-        error: What was raised.
-        log: What was printed before it.
-    """
-    text = text_of(error)
-    if _ELSEWHERE.search(text):
-        text = cause_in(log) or text
-    text = " ".join(text.split())
-    if "infer device type" in text:
-        return (
-            "vLLM found no device that it can run on: no GPU that this build supports. Run on a machine with one, or "
-            "install vLLM's CPU build (confident-decoding[cpu])."
-        )
-    return text if text.endswith((".", ")")) else f"{text}."
-
-
-def cause_in(log: str) -> str | None:
-    """The last exception in a log that does not point elsewhere, with the lines that belong to it."""
-    lines = [_PREFIX.sub("", line, count=1) for line in log.splitlines()]
-    for number in reversed(range(len(lines))):
-        found = _CAUSE.match(lines[number])
-        if found and not _ELSEWHERE.search(found[1]):
-            rest = itertools.takewhile(lambda line: line.startswith("  "), lines[number + 1 :])
-            return " ".join([found[1], *itertools.islice(rest, 4)])
-    return None

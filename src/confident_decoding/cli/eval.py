@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import require_vllm
+from confident_decoding.cli.engines import end_politely, require_vllm
 from confident_decoding.cli.inputs import check_model, fail, require
 from confident_decoding.cli.outputs import print_json, write_text
 from confident_decoding.cli.progress import bar, spinner, terminal
@@ -118,6 +118,7 @@ def evaluate(
     """
     check_model(model)
     require_vllm()
+    end_politely()
     require("eval", "lm_eval", "numpy", "scipy", extra="eval")
     from confident_decoding.evaluation.folder import FolderError
     from confident_decoding.evaluation.process import ChildError
@@ -125,12 +126,11 @@ def evaluate(
     from confident_decoding.evaluation.settings import SettingError, ablation_of_layers, ablation_of_p, parse_setting
 
     try:
-        settings = list(setting or ())
-        settings += ablation_of_p(ablate_p) if ablate_p is not None else []
-        settings += ablation_of_layers(ablate_layers) if ablate_layers is not None else []
-        settings = settings or ["trough"]
-        for text in settings:
-            parse_setting(text)  # before anything is started
+        settings = list(setting or ["trough"])
+        known = [parse_setting(text).config for text in settings]  # before anything is started
+        ablations = ablation_of_p(ablate_p) if ablate_p is not None else []
+        ablations += ablation_of_layers(ablate_layers) if ablate_layers is not None else []
+        settings += [text for text in ablations if parse_setting(text).config not in known]
         request = Request(
             model=model,
             tasks=[name for text in tasks for part in text.split(",") if (name := part.strip())],

@@ -74,7 +74,8 @@ def read_prompts(path: Path) -> list[Prompt]:
     """
     form = 'each line must be a JSON string, {"prompt": "..."} or {"messages": [{"role": ..., "content": ...}]}'
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # A byte-order mark is no part of the text, and only a line feed ends a line of JSON.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except OSError as error:
         fail(f"cannot read the prompts in {path}: {error.strerror}. Give a JSON-lines file; {form}.")
     except UnicodeDecodeError as error:
@@ -88,6 +89,8 @@ def read_prompts(path: Path) -> list[Prompt]:
             json.dumps(value, ensure_ascii=False).encode()
         except json.JSONDecodeError as error:
             fail(f"{path}, line {number}: not JSON ({error.msg}, column {error.colno}); {form}.")
+        except RecursionError:
+            fail(f"{path}, line {number}: nested too deeply; {form}.")
         except UnicodeEncodeError:
             fail(f"{path}, line {number}: not text (it holds half of a surrogate pair); {form}.")
         match value:
@@ -124,11 +127,14 @@ def check_model(model: str) -> None:
     """
     path = Path(model)  # a ~ is left to the shell, as vLLM leaves it
     valid = "Give a folder with a model's config.json, or a name as on a model hub (owner/model)."
-    if model and path.is_dir():
-        if not any((path / name).is_file() for name in ("config.json", "params.json")):
-            fail(f"{model} is a folder without a config.json. {valid}")
-    elif not path.is_file() and not _HUB_NAME.fullmatch(model):
-        fail(f"there is no model at {model!r}. {valid}")
+    try:
+        if model and path.is_dir():
+            if not any((path / name).is_file() for name in ("config.json", "params.json")):
+                fail(f"{model} is a folder without a config.json. {valid}")
+        elif not path.is_file() and not _HUB_NAME.fullmatch(model):
+            fail(f"there is no model at {model!r}. {valid}")
+    except OSError as error:  # no permission to look, a name that is too long
+        fail(f"cannot read {model}: {error.strerror}. {valid}")
 
 
 def shown_name(model: str) -> str:

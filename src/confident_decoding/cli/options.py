@@ -23,8 +23,7 @@ EngineOptions = Annotated[
     typer.Option(
         "--vllm",
         metavar="OPTIONS",
-        help="Further options of `vllm serve`, in one quoted string: "
-        '--vllm "--max-model-len 4096 --tensor-parallel-size 2".',
+        help='Further options of `vllm serve`, in one quoted string: --vllm "--max-model-len 4096 --dtype float16".',
         show_default=False,
     ),
 ]

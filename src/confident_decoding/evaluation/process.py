@@ -10,6 +10,8 @@ import tempfile
 from collections.abc import Generator, Iterator
 from typing import IO, Any
 
+from confident_decoding.engines.failures import VERBOSE, explain
+
 TAIL = 15  # lines of a child's output that explain its end
 PATIENCE = 15  # seconds that an engine has to end by itself, and again when it is asked to
 
@@ -46,7 +48,7 @@ def events(job: dict[str, Any], verbose: bool = False) -> Generator[dict[str, An
             if event["event"] == "end":
                 return
             if event["event"] == "error":
-                raise ChildError(event["message"], event["status"])
+                raise ChildError(_reason(event, log), event["status"])
             yield event
         raise ChildError(f"a process of the evaluation ended with code {process.wait()}.{_tail(log)}")
 
@@ -56,7 +58,7 @@ def _child(job: dict[str, Any], writing: int, output: IO[bytes] | int) -> Iterat
     """The child process with its job; it and all that it started are gone afterwards."""
     # The scheduler in the process of the caller: batches then do not depend on when messages arrive.
     env = {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "TOKENIZERS_PARALLELISM": "false", **os.environ}
-    command = [sys.executable, "-m", "confident_decoding.evaluation.child", str(writing)]
+    command = [sys.executable, "-P", "-m", "confident_decoding.evaluation.child", str(writing)]
     try:
         process = subprocess.Popen(
             command,
@@ -87,6 +89,17 @@ def _end(process: "subprocess.Popen[bytes]") -> None:
             os.killpg(process.pid, number)
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(PATIENCE)
+
+
+def _reason(event: dict[str, Any], log: IO[bytes] | None) -> str:
+    """What the child says, or the cause in its log if that only says where to look."""
+    message: str = event["message"]
+    if event["status"] == 2:
+        return message
+    if log is None:
+        return explain(RuntimeError(message), "")
+    log.seek(0)
+    return explain(RuntimeError(message), log.read().decode(errors="replace")) + VERBOSE
 
 
 def _tail(log: IO[bytes] | None) -> str:
