@@ -5,6 +5,7 @@ import doctest
 import numpy as np
 import pytest
 import torch
+import transformers
 
 import confident_decoding.hf
 from confident_decoding.hf import dola
@@ -56,7 +57,7 @@ def test_candidate_layers(which, n, tied, expected):
     assert candidate_layers(which, n, tied) == tuple(expected)
 
 
-@pytest.mark.parametrize("which", ["mid", [], [6], [-1], ["2"], "low"])
+@pytest.mark.parametrize("which", ["mid", [], [6], [-1], ["2"], [1, "2"], 3, None, "low"])
 def test_candidates_that_do_not_exist(which):
     with pytest.raises(ValueError, match=r"names no usable candidates in a model of \d layers. Valid: 'low', 'high'"):
         candidate_layers(which, 2 if which == "low" else 6, tied=which == "low")
@@ -149,11 +150,43 @@ def test_sampling_stays_among_plausible_tokens(tiny):
         assert scores[torch.arange(3), tokens].isfinite().all()
 
 
-def test_a_threshold_that_is_no_share(tiny):
-    with pytest.raises(ValueError, match=r"relative_top=1.5 is not a number from 0 to 1"):
+@pytest.mark.parametrize("share", [1.5, "x", None])
+def test_a_threshold_that_is_no_share(tiny, share):
+    with pytest.raises(ValueError, match=r"relative_top=\S+ is not a number from 0 to 1"):
         load(tiny("LlamaForCausalLM")).generate(
-            **padded(PROMPTS), custom_generate=confident_decoding.hf.dola_generate, relative_top=1.5, **greedy(1)
+            **padded(PROMPTS), custom_generate=confident_decoding.hf.dola_generate, relative_top=share, **greedy(1)
         )
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_tied_embeddings_of_an_image_text_model(tied):
+    """Its configurations say so in more than one place, and not in the same ones for all; the modules show it."""
+    text = {
+        "hidden_size": 32,
+        "intermediate_size": 32,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 2,
+        "vocab_size": 64,
+    }
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    config = transformers.LlavaConfig(
+        text_config=transformers.LlamaConfig(**text, num_key_value_heads=2),
+        vision_config=transformers.CLIPVisionConfig(**vision, image_size=28, patch_size=14),
+        image_token_index=63,
+        tie_word_embeddings=tied,
+    )
+    model = transformers.LlavaForConditionalGeneration(config).eval()
+    out = model.generate(
+        torch.tensor([[5, 6, 7]]),
+        custom_generate=confident_decoding.hf.dola_generate,
+        dola_layers="low",
+        output_depths=True,
+        return_dict_in_generate=True,
+        **greedy(6),
+    )
+    found = {int(depth) for depth in out.premature_depths}
+    assert found <= ({4} if tied else {4, 6})
+    assert dola._tied(model) is tied
 
 
 def test_examples_of_the_docstrings():

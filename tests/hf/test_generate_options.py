@@ -147,6 +147,34 @@ def test_logits_processors_see_and_change_the_selected_logits(model):
     assert banned not in new(confident(model, suppress_tokens=[banned])).flatten().tolist()
 
 
+def test_what_a_processor_or_a_criterion_does_with_the_model_is_no_step(model):
+    """A guidance or a judge of one's own: it gets the model's own logits, and depths stay those of the tokens."""
+    plain = confident(model, **ALL)
+    got = []
+
+    class Judge(transformers.LogitsProcessor):
+        def __call__(self, input_ids, scores):
+            got.append(model(input_ids).logits)
+            return scores
+
+    class Never(transformers.StoppingCriteria):
+        def __call__(self, input_ids, scores, **_):
+            got.append(model(input_ids).logits)
+            return torch.zeros(len(input_ids), dtype=torch.bool)
+
+    out = confident(
+        model,
+        logits_processor=transformers.LogitsProcessorList([Judge()]),
+        stopping_criteria=transformers.StoppingCriteriaList([Never()]),
+        **ALL,
+    )
+    assert torch.equal(out.sequences, plain.sequences)
+    assert len(out.confident_depths) == len(plain.confident_depths) == 10
+    assert all(map(torch.equal, out.confident_depths, plain.confident_depths))
+    torch.testing.assert_close(got[-1], model(out.sequences).logits)
+    assert len(got) == 20
+
+
 def test_end_token_padding_and_stopping_criteria(model):
     tokens = new(confident(model))
     row = tokens[0].tolist()

@@ -100,12 +100,37 @@ def test_an_unknown_argument_is_still_an_error(model):
         run(model, confident_sed=1)
 
 
-def test_an_encoder_decoder_model():
+@pytest.mark.parametrize("seed", [None, "a", 1.5])
+def test_a_seed_that_is_no_number(model, seed):
+    with pytest.raises(ValueError, match=r"confident_seed=\S+ is not a whole number"):
+        run(model, confident_seed=seed, confident_config={"p": 0.5})
+
+
+def test_states_that_are_not_finite(tiny):
+    model = load(tiny("LlamaForCausalLM"))
+    with torch.no_grad():
+        model.model.norm.weight.fill_(torch.nan)
+    with pytest.raises(UnsupportedModelError, match=r"the final state of LlamaForCausalLM is not finite"):
+        run(model)
+
+
+def test_a_layer_that_is_several(tiny):
+    """Its hooks could not tell at which depth it runs."""
+    model = load(tiny("LlamaForCausalLM"))
+    model.model.layers[3] = model.model.layers[1]
+    with pytest.raises(UnsupportedModelError, match=r"of 6 layers 5 differ"):
+        run(model)
+
+
+@pytest.mark.parametrize("options", [{}, {"confident_config": {"select_method": "last-m8"}}])
+def test_an_encoder_decoder_model(options):
     sizes = {"vocab_size": 64, "d_model": 32, "encoder_layers": 2, "decoder_layers": 2}
     heads = {"encoder_attention_heads": 2, "decoder_attention_heads": 2, "encoder_ffn_dim": 32, "decoder_ffn_dim": 32}
     model = transformers.BartForConditionalGeneration(transformers.BartConfig(**sizes, **heads))
     with pytest.raises(UnsupportedModelError, match=r"BartForCond.* is an encoder-decoder"):
-        model.generate(torch.tensor([[5, 6]]), custom_generate=confident_decoding.hf.generate, max_new_tokens=2)
+        model.generate(
+            torch.tensor([[5, 6]]), custom_generate=confident_decoding.hf.generate, max_new_tokens=2, **options
+        )
 
 
 @pytest.fixture(scope="module")

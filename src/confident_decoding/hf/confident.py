@@ -58,9 +58,13 @@ def generate(
     Raises:
         ConfigError: A setting cannot be used.
         UnsupportedModelError: The model does not show what the selection needs.
-        ValueError: The generation mode is not supported (beam search, assisted decoding, ...).
+        ValueError: The generation mode is not supported (beam search, assisted decoding, ...), or the seed is no
+            whole number.
     """
+    check_mode(model, generation_config)
     config = _read(confident_config)
+    if isinstance(confident_seed, bool) or not isinstance(confident_seed, int):
+        raise ValueError(f"confident-decoding: confident_seed={confident_seed!r} is not a whole number.")
     if output_depths and not generation_config.return_dict_in_generate:
         raise ValueError("confident-decoding: output_depths=True needs return_dict_in_generate=True.")
     plan = config.resolve(num_layers(model))
@@ -68,7 +72,6 @@ def generate(
     if plan.selects_nothing and not off:
         logger.warning("confident-decoding: these settings select nothing; every token uses the final layer.")
     if off or plan.selects_nothing or plan.p == 0:
-        check_mode(model, generation_config)
         result, depths = sample(model, input_ids, generation_config=generation_config, **arguments), None
     else:
         selector = _Selector(plan, config, confident_seed)

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confident_decoding.hf.drive import decode
+from confident_decoding.hf.drive import check_mode, decode
 from confident_decoding.hf.own_head import Project
 from confident_decoding.hf.parts import num_layers
 from confident_decoding.hf.steer import Step
@@ -61,13 +61,13 @@ def dola_generate(
         ValueError: Layers, ``relative_top`` or the generation mode cannot be used.
         UnsupportedModelError: The model does not show its final norm or its head.
     """
-    if not 0 <= relative_top <= 1:
+    check_mode(model, generation_config)
+    if not isinstance(relative_top, int | float) or not 0 <= relative_top <= 1:
         raise ValueError(f"confident-decoding: relative_top={relative_top!r} is not a number from 0 to 1.")
     if output_depths and not generation_config.return_dict_in_generate:
         raise ValueError("confident-decoding: output_depths=True needs return_dict_in_generate=True.")
     n = num_layers(model)
-    tied = bool(getattr(model.config.get_text_config(), "tie_word_embeddings", False))
-    layers = candidate_layers(dola_layers, n, tied)
+    layers = candidate_layers(dola_layers, n, _tied(model))
     depths: list[Tensor] = []
 
     def choose(step: Step) -> Tensor:
@@ -92,6 +92,13 @@ def dola_generate(
     return result
 
 
+def _tied(model: Any) -> bool:
+    """Whether the output head is the embedding (configurations of image-text models say so in different places)."""
+    head, embedding = model.get_output_embeddings(), model.get_input_embeddings()
+    weight = getattr(head, "weight", None)
+    return weight is not None and weight is getattr(embedding, "weight", None)
+
+
 def candidate_layers(dola_layers: str | Sequence[int], n: int, tied: bool) -> tuple[int, ...]:
     """Candidates of a model of ``n`` layers: every other layer of the paper's lowest or highest bucket.
 
@@ -112,8 +119,9 @@ def candidate_layers(dola_layers: str | Sequence[int], n: int, tied: bool) -> tu
         buckets = {"low": range(half), "high": range(n - half if n > 2 * _BUCKET else half, n)}
         found = [j for j in buckets.get(dola_layers, ()) if j % 2 == 0 and (j >= 2 or not tied)]
     else:
-        found = sorted(set(dola_layers))
-    if not found or not all(isinstance(j, int) and 0 <= j < n for j in found):
+        numbers: Sequence[Any] = dola_layers if isinstance(dola_layers, Sequence) else ()
+        found = sorted(set(numbers)) if all(isinstance(j, int) and 0 <= j < n for j in numbers) else []
+    if not found:
         raise ValueError(
             f"confident-decoding: dola_layers={dola_layers!r} names no usable candidates in a model of {n} layers. "
             f"Valid: 'low', 'high', or layer numbers from 0 (the embedding) to {n - 1}."

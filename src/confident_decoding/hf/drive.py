@@ -62,6 +62,9 @@ def decode(
     try:
         chunks = _chunks_before_last(input_ids, generation_config)
         steering = Steering(model, parts, wanted, choose, output_head=output_head, pass_over=chunks)
+        for name in ("logits_processor", "stopping_criteria"):
+            if arguments.get(name) is not None:
+                arguments[name] = steering.resting(arguments[name])
         return sample(model, input_ids, generation_config=generation_config, streamer=streamer, **arguments)
     finally:
         if steering is not None:

@@ -47,7 +47,7 @@ def find_parts(model: Any, final_norm: nn.Module | str | None = None) -> Parts:
         final_norm: The norm, or its dotted name, where it has an unusual name.
 
     Raises:
-        UnsupportedModelError: There is no such norm or no list of N layers beside it.
+        UnsupportedModelError: There is no such norm or no list of N layers beside it, or a layer is several of them.
     """
     n = num_layers(model)
     names = {module: name for name, module in model.named_modules()}
@@ -75,6 +75,11 @@ def find_parts(model: Any, final_norm: nn.Module | str | None = None) -> Parts:
         raise UnsupportedModelError(
             f"confident-decoding: {type(model).__name__} has no list of {n} decoder layers in {type(owner).__name__}, "
             f"beside its final norm {names[norm]!r}. Pass final_norm=, the norm after its layers, or its dotted name."
+        )
+    if len(set(layers)) < n:
+        raise UnsupportedModelError(
+            f"confident-decoding: {type(model).__name__} runs the same decoder layer several times (of {n} layers "
+            f"{len(set(layers))} differ), so that its layers cannot be told apart."
         )
     around = tuple(model.get_submodule(".".join(inside[: i + 1])) for i in range(len(inside)))
     return Parts(n, norm, layers, around)

@@ -95,6 +95,10 @@ class Steering:
             self._watch.leaving(module, self._keep_output(module))
         self._watch.replacing(model, self._after_forward)
 
+    def resting(self, inner: Any) -> Any:
+        """Logits processors or stopping criteria: what they do with the model is no step, and gets its own logits."""
+        return self._watch.resting(inner)
+
     def close(self) -> None:
         """Leave the model as it was."""
         self._watch.close()
@@ -119,11 +123,8 @@ class Steering:
         if self._pass_over:
             self._pass_over -= 1
             return output
-        self._watch.asleep = True  # candidates go through the same modules
-        try:
+        with self._watch.rest():  # candidates go through the same modules
             output.logits = self._choose(self._step(args, kwargs, output.logits[:, -1], seen))[:, None]
-        finally:
-            self._watch.asleep = False
         return output
 
     def _step(self, args: tuple[Any, ...], kwargs: dict[str, Any], logits: Tensor, seen: _Seen) -> Step:
@@ -134,6 +135,11 @@ class Steering:
                 f"[B, T, H] through all of its decoder layers into its final norm ({type(self._parts.norm).__name__}). "
                 "A compiled model hides it: use it uncompiled. A model that skips layers or carries several streams "
                 "cannot be used. Else pass final_norm=, the norm before the output head."
+            )
+        if not self._proven and not seen.final.isfinite().all(-1).any():
+            raise UnsupportedModelError(
+                f"confident-decoding: the final state of {type(self._model).__name__} is not finite, so that "
+                "nothing can be selected. Does it overflow in this dtype?"
             )
         if not self._proven:
             prove_norm(self._model, self._norm, seen.after_layers, seen.before_norm, seen.final)

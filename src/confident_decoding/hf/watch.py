@@ -41,6 +41,19 @@ class Watch:
 
         self._handles.append(module.register_forward_hook(hook, with_kwargs=True))
 
+    def resting(self, inner: Any) -> Any:
+        """``inner``, a callable collection, that is unseen while it is called: it may run the model again."""
+        return _Resting(self, inner)
+
+    @contextmanager
+    def rest(self) -> Iterator[None]:
+        """Within, nothing is seen."""
+        before, self.asleep = self.asleep, True
+        try:
+            yield
+        finally:
+            self.asleep = before
+
     def close(self) -> None:
         """Remove the hooks."""
         while self._handles:
@@ -48,6 +61,26 @@ class Watch:
 
     def _awake(self) -> bool:
         return not self.asleep and threading.get_ident() == self._thread
+
+
+class _Resting:
+    """A list of logits processors or stopping criteria."""
+
+    def __init__(self, watch: Watch, inner: Any) -> None:
+        self._watch, self._inner = watch, inner
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        with self._watch.rest():
+            return self._inner(*args, **kwargs)
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self._inner)
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._inner, name)
 
 
 @contextmanager
