@@ -18,6 +18,7 @@ import torch
 from benchmarks.depths import decided, exact_entropies
 from benchmarks.gpu_engine import PROMPTS, SWITCH
 from benchmarks.shapes import LAYERS, small_checkpoint
+from benchmarks.timing import machine
 from benchmarks.variants import selecting_head
 
 KEPT_ROWS = 400
@@ -200,9 +201,16 @@ def main():
     same = sum(a[:64] == b for a, b in zip(found["tokens"], sharded["tokens"], strict=True))
     print(f"with enable_batch_sharded_sampling: {same}/{len(MANY)} sequences of 64 tokens equal")
     if args.out:
-        args.out.write_text(
-            json.dumps({"equal": equal, "rows": len(ranks[0]), "mean_depth": mean, "bytes": sent}, indent=1)
-        )
+        result = {
+            "machine": machine(),
+            "steps": args.steps,
+            "tensor_parallel_size": args.tensor_parallel_size,
+            "equal": equal,
+            "rows": len(ranks[0]),
+            "mean_depth": mean,
+            "bytes": sent,
+        }
+        args.out.write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

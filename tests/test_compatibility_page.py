@@ -83,11 +83,23 @@ def test_every_refusal_has_a_row():
     assert len(messages) >= 5
     said = [row["says"] for row in ROWS if "says" in row]
     assert [message for message in messages if not any(words in message for words in said)] == []
+    sources = "".join(path.read_text() for path in (ROOT / "src/confident_decoding").rglob("*.py"))
+    joined = re.sub(r'"\s*f?"', "", sources)  # of strings that go on on the next line
+    assert [words for words in said if words not in joined] == [], "nothing says so"
 
 
 def test_every_speculative_method_has_a_row():
     text = " ".join(row["feature"] for row in compatibility_doc.rows()["Speculative decoding"])
     assert [method for method in compat.SPECULATION if f"`{method}`" not in text] == []
+
+
+def test_no_speculative_method_has_two_verdicts():
+    names = [
+        name
+        for row in compatibility_doc.rows()["Speculative decoding"]
+        for name in re.findall("`(.*?)`", row["feature"])
+    ]
+    assert len(names) == len(set(names))
 
 
 def test_every_case_has_a_test():

@@ -167,7 +167,7 @@ def serve(spec: Mapping[str, Any]) -> None:
     """Answer ``{"batch": B, "tokens": n}`` with ms per step, for each line of standard input.
 
     Args:
-        spec: Arguments of `cli.engines.engine_args`.
+        spec: Arguments of `engines.options.engine_args`.
     """
     from vllm import LLM
 

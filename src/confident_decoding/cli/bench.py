@@ -15,9 +15,10 @@ from confident_decoding.bench import engine as engines
 from confident_decoding.bench.results import Times, machine, medians
 from confident_decoding.cli import options
 from confident_decoding.cli.engines import end_politely, output_aside, require_plugin, require_vllm
-from confident_decoding.cli.inputs import SWITCH, check_model, fail, read_additional_config, shown_name
+from confident_decoding.cli.inputs import check_model, fail, read_additional_config, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import bar, terminal
+from confident_decoding.config import SWITCH
 from confident_decoding.engines.failures import VERBOSE, explain
 from confident_decoding.engines.options import WrongUseError, engine_args, require_active
 

@@ -10,9 +10,8 @@ from typing import Any, NoReturn
 import typer
 from rich.console import Console
 
-from confident_decoding.config import ConfidentDecodingConfig
+from confident_decoding.config import SWITCH, ConfidentDecodingConfig
 
-SWITCH = "enable_multi_layer_entropy_selection"
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?|\w+://.+")
 """``name``, ``owner/name``, or an address that vLLM streams from."""
 
@@ -120,7 +119,7 @@ def check_model(model: str) -> None:
     """What can be said about MODEL before vLLM is asked: a path must be there, a folder must hold a model.
 
     Args:
-        model: A folder, a file (GGUF), or a name on a model hub, which is left to vLLM.
+        model: A folder, a file, or a name on a model hub, which is left to vLLM.
 
     Raises:
         typer.Exit: A path without a model.
