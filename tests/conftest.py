@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -190,3 +191,17 @@ def tiny_engine(path, additional_config=None, **options):
 
 def greedy(max_tokens, **options):
     return {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "detokenize": False, **options}
+
+
+@pytest.fixture(scope="session")
+def browser():
+    """Debian's Chromium, headless."""
+    from playwright.sync_api import sync_playwright
+
+    chromium = shutil.which("chromium")
+    if chromium is None:
+        pytest.skip("needs a browser: install Debian's package chromium")
+    with sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
+        yield started
+        started.close()

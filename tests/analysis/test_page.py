@@ -1,7 +1,5 @@
 """The report in a real browser: drawn, hovered, read on a wide and a narrow screen; nothing in it runs or leaves."""
 
-import shutil
-
 import numpy as np
 import pytest
 
@@ -40,19 +38,6 @@ def build(folder, lengths, candidates=20, window=10, vocabulary=VOCABULARY):
 @pytest.fixture(scope="module")
 def report(tmp_path_factory):
     return build(tmp_path_factory.mktemp("page"), [60, 200, 20], vocabulary=300)
-
-
-@pytest.fixture(scope="module")
-def browser():
-    from playwright.sync_api import sync_playwright
-
-    chromium = shutil.which("chromium")
-    if chromium is None:
-        pytest.skip("needs a browser: install Debian's package chromium")
-    with sync_playwright() as playwright:
-        started = playwright.chromium.launch(executable_path=chromium, args=["--no-sandbox"])
-        yield started
-        started.close()
 
 
 @pytest.fixture
