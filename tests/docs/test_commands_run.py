@@ -22,7 +22,7 @@ from demo.server import free_port, started
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1200)]
 
 ELSEWHERE = {
-    "make": "CI and a fresh clone",
+    "make": "CI, a fresh clone, and `test_the_demonstration`",
     "pip": "tools/dist.sh, in empty environments",
     ".venv/bin/pre-commit": "contributors",
     "docker": "needs vLLM's image",
@@ -106,6 +106,41 @@ def test_commands_do_what_the_page_says(block, folder):
             else:
                 assert words[0] in ELSEWHERE, line
     assert ran
+
+
+PRINTED = [block for block in blocks() if block.language == "text" and block.text.startswith("$ confident-decoding ")]
+
+
+@pytest.mark.parametrize("block", PRINTED, ids=str)
+def test_a_command_prints_what_the_page_says(block, folder):
+    env = {**os.environ, **OUTSIDE, "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}", "COLUMNS": "120"}
+    command, _, printed = block.text[2:].replace("\\\n", " ").partition("\n")
+    env["PYTHONPATH"] = f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"
+    done = subprocess.run(["bash", "-c", command], cwd=folder, env=env, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    shown, expected = ([line.rstrip() for line in text.splitlines() if line.strip()] for text in (done.stdout, printed))
+    assert shown == expected
+
+
+def test_the_demonstration():
+    """``make demo``, with shorter answers: two servers, one after the other."""
+    done = subprocess.run(
+        [sys.executable, "-m", "demo", "--max-tokens", "8"],
+        cwd=ROOT,
+        env={**os.environ, **OUTSIDE, "COLUMNS": "200"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+    for words in (
+        "What is gravity?",
+        "Why is the sky blue?",
+        "confident-decoding 0",
+        "armed",
+        "[trough-decoding] step=",
+    ):
+        assert words in done.stdout, words
 
 
 def test_programs_that_are_not_run_here_are_run_elsewhere():
