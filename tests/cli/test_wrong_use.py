@@ -73,7 +73,7 @@ def test_a_page_without_jinja(prompts, monkeypatch):
 
 def test_help_names_every_command():
     text = run("--help").stdout
-    for name in ("doctor", "compare", "bench"):
+    for name in ("doctor", "compare", "bench", "eval", "analyze"):
         assert name in text
         assert run(name, "--help").exit_code == 0
 
