@@ -193,7 +193,7 @@ def greedy(max_tokens, **options):
     return {"temperature": 0, "max_tokens": max_tokens, "ignore_eos": True, "detokenize": False, **options}
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")  # its driver is a process that tests of processes would see
 def browser():
     """Debian's Chromium, headless."""
     from playwright.sync_api import sync_playwright

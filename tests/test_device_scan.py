@@ -73,7 +73,7 @@ def test_a_round_projects_what_the_schedule_has_room_for(monkeypatch):
     assert seen[0] == (64, 1, 1)
     for (m, first, ahead), following in itertools.pairwise(seen[1:]):
         assert m == int((result.depths >= first - 1).sum())
-        assert ahead == planner.look_ahead(m, first, plan.window - first + 1, 40) if m else ahead == 0
+        assert ahead == planner.look_ahead(64, m, first, plan.window - first + 1, 40) if m else ahead == 0
         assert following[1] == first + ahead
     assert any(ahead > 1 for _, _, ahead in seen)
 

@@ -52,7 +52,10 @@ def look(spec: dict[str, Any]) -> dict[str, Any]:
             report["model"], found = model(spec, has_device=report["device"] is not None)
             problems += found
         except WrongUseError as error:
-            report["wrong_use"] = str(error)
+            if isinstance(error.__cause__, OSError):  # no such model
+                problems.append(model_problem(error.__cause__))
+            else:
+                report["wrong_use"] = str(error)
         except Exception as error:
             problems.append(model_problem(error))
     return {**report, "problems": [asdict(problem) for problem in problems]}
