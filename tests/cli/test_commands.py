@@ -161,5 +161,5 @@ def test_bench_says_which_engine_failed(smollm2):
     done = command("bench", smollm2, "--one-at-a-time", "--vllm", "--num-gpu-blocks-override 1")
     assert done.returncode == 1
     assert done.stderr.startswith("error: the stock engine failed:")
-    assert "KV cache" in done.stderr
+    assert "memory for the cache" in done.stderr
     assert "Traceback" not in done.stderr
