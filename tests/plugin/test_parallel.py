@@ -78,6 +78,7 @@ def experts(run_engines, tiny):
     return run(run_engines, path, config), run(run_engines, path, config, FROM_HERE, **split, **repaired)
 
 
+@pytest.mark.slow
 def test_expert_parallel_ranks_choose_what_one_chooses(experts):
     one, two = experts
     assert lines(two, r"Expert parallelism is enabled.*Local/global number of experts: 2/4")
@@ -87,6 +88,7 @@ def test_expert_parallel_ranks_choose_what_one_chooses(experts):
     assert len(lines(one, pattern)) == 16
 
 
+@pytest.mark.slow
 def test_batch_sharded_sampling_gets_the_rows_that_it_asks_for(run_engines, tiny):
     """What it asks of the model, to the bit; from end to end, in the second model runner: test_second_runner.py."""
     asked = {"ranks": "ranks.sharded_rows"}
@@ -96,6 +98,7 @@ def test_batch_sharded_sampling_gets_the_rows_that_it_asks_for(run_engines, tiny
         assert selected > 5
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("options", "env", "error"),
     [
@@ -114,6 +117,7 @@ def test_vllms_cpu_engine_refuses_by_itself(options, env, error, run_engines, ti
     assert error in refused["error"]
 
 
+@pytest.mark.slow
 def test_vllms_cpu_engine_leaves_out_dual_batch_overlap_by_itself(run_engines, tiny):
     overlapped = run(run_engines, tiny("LlamaForCausalLM"), on(), enable_dbo=True)
     assert "Dual-Batch Overlap is not supported on CPU, disabled." in overlapped["log"]
@@ -196,6 +200,7 @@ def check_stands_aside(staged):
     assert not lines(staged, LINE)
 
 
+@pytest.mark.slow
 def test_a_window_that_does_not_fit_starts_with_one_warning(run_engines, tiny):
     config = on(trough_log_interval=1)
     staged = run(run_engines, tiny("LlamaForCausalLM"), config, calls=[], pipeline_parallel_size=2)

@@ -113,6 +113,7 @@ def test_statistics_are_the_first_runners(first, second):
     assert one == two
 
 
+@pytest.mark.slow
 def test_verified_rows_of_drafts(run_engines, path, first, second_runner):
     """In a process of its own: ngram speculation imports numba."""
     engine = tiny_engine(path, on(), speculative_config=NGRAM, disable_log_stats=False)
@@ -121,6 +122,7 @@ def test_verified_rows_of_drafts(run_engines, path, first, second_runner):
     assert result["counters"]["vllm:spec_decode_num_accepted_tokens"] > 0
 
 
+@pytest.mark.slow
 def test_batch_sharded_sampling(run_engines, path, first, second_runner):
     """Each of two ranks samples some of the requests, from rows that it has asked for."""
     options = {"tensor_parallel_size": 2, "enable_batch_sharded_sampling": True, "max_logprobs": 5}
