@@ -17,7 +17,7 @@ ROWS = 40
 
 
 def run(form, packed, plan, rules):
-    model = ToyModel(**FORMS[form])
+    model = ToyModel(top_ids=True, **FORMS[form])
     return (select_depthwise if form == "calls" else select)(packed, plan, model.head, rules)
 
 

@@ -71,7 +71,7 @@ class _Scan:
         if self._rule.rows.shifts_rows:
             if 1 + schedule.first < len(self._plan.depths):
                 self._relocate(logits)
-            else:
+            elif self._head.top_ids:  # only metrics ask
                 self._kept_back = self._not_shifted()
         if result is not None and logits is not result:
             logits = result.copy_(logits)

@@ -92,7 +92,7 @@ class Selection:
         top_ids: ``[n, B]`` int32, ids of the largest logits at depth 0, at ``depths`` and wherever else the scan
             looked; None where they were not asked for (`ModelHead.top_ids`) and for a fixed layer.
         kept_back: ``[B]`` bool, rows that keep their trough because a shift asked for a state that is not finite;
-            None where nothing shifts.
+            None where nothing shifts, and of a dense scan on a device without ``top_ids`` (nobody counts them).
     """
 
     logits: Tensor

@@ -39,8 +39,9 @@ def test_whole_scans_with_kernels_equal_those_with_twins(keys, rows_per_read, p,
         return
     assert torch.equal(found.entropies.isnan(), expected.entropies.isnan()), "the same candidates were looked at"
     shifts = plan.shift != 0 and p > 0
-    assert (found.kept_back is None) == (expected.kept_back is None) == (not shifts)
-    if shifts:
+    told = shifts and (rows_per_read == 20 or p == 1)  # a dense scan tells it where it names ids
+    assert (found.kept_back is None) == (expected.kept_back is None) == (not told)
+    if told:
         assert torch.equal(found.kept_back, expected.kept_back)
         assert found.kept_back.any() == (plan.shift > 1), "a layer nearer than that was looked at"
     torch.testing.assert_close(found.entropies, expected.entropies, rtol=1e-3, atol=1e-3, equal_nan=True)
