@@ -163,8 +163,6 @@ def evaluate(
         fail(str(error), error.status)
     except (FolderError, SettingError) as error:
         fail(str(error))
-    except OSError as error:
-        fail(f"the system does not do it: {error}", status=1)
     notes.print(f"Results: {path}")
     if as_json:
         print_json(results)
