@@ -3,6 +3,7 @@
 import contextlib
 import json
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -13,15 +14,37 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 
+LOWEST_PORT = 20000  # above the ports that programs are known to use
+
 
 class ServerError(RuntimeError):
     """The server ended before it answered; the message holds the end of its log."""
 
 
 def free_port() -> int:
-    """A loopback port that is free now."""
+    """A loopback port that is free now, and that nobody is given by chance before a server binds it.
+
+    A server binds its port only after seconds of imports. The system gives the ports of its own range to every
+    connection meanwhile, so the port is drawn from below that range.
+    """
+    below = _first_given_by_the_system()
+    if below <= LOWEST_PORT:
+        return _bindable(0)
+    while True:
+        with contextlib.suppress(OSError):
+            return _bindable(random.SystemRandom().randrange(LOWEST_PORT, below))
+
+
+def _first_given_by_the_system() -> int:
+    try:
+        return int(Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0])
+    except OSError:
+        return 32768  # Linux's default, below that of every other system
+
+
+def _bindable(port: int) -> int:
     with socket.socket() as s:
-        s.bind(("127.0.0.1", 0))
+        s.bind(("127.0.0.1", port))
         return int(s.getsockname()[1])
 
 
