@@ -1,15 +1,15 @@
 """A vLLM engine in a process of its own that answers questions: how long is a step, what does it take."""
 
 import json
-import sys
 import time
 
 from benchmarks import parts, variants
-from confident_decoding.bench import engine
-from confident_decoding.bench.engine import say, step_ms
+from confident_decoding.bench import timed
+from confident_decoding.bench.timed import step_ms
+from confident_decoding.engines.process import Parent
 
 ENV = {
-    **engine.environment(),
+    **timed.environment(),
     "VLLM_ALLOW_INSECURE_SERIALIZATION": "1",  # functions of this package are sent to the workers
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "HF_HUB_OFFLINE": "1",
@@ -21,8 +21,10 @@ AT_START = "BENCHMARK_AT_START"
 """Environment variable for `benchmarks.at_start`, with a JSON object."""
 
 
-def serve(spec):
-    """An engine of its own: answers questions that come as JSON lines."""
+def serve(parent):
+    """An engine of its own: answers the parent's questions; the first message says how it starts."""
+    questions, say = parent.messages(), parent.say
+    spec = next(questions)
     if spec["hide_plugin"]:
         from tests.plugin.hidden import hide_plugin
 
@@ -31,8 +33,7 @@ def serve(spec):
 
     llm = LLM(**spec["engine"])
     say({"cpu_s": time.process_time()})
-    for line in sys.stdin:
-        question = json.loads(line)
+    for question in questions:
         if question["do"] == "replace":
             llm.collective_rpc(variants.replace_call, args=(question["variant"],))
             say({})
@@ -103,7 +104,7 @@ def profile(llm, sampling_params, batch, path, tokens=24):
     return {"kernels": kernels, "gaps": gaps}
 
 
-class Engine(engine.Engine):
+class Engine(timed.TimedEngine):
     """One engine in a process of its own.
 
     Args:
@@ -124,4 +125,4 @@ class Engine(engine.Engine):
 
 
 if __name__ == "__main__":
-    serve(json.loads(sys.argv[1]))
+    serve(Parent())

@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from confident_decoding.analysis.engine import Sequence
 from confident_decoding.analysis.recorder import TOPS, Seen
+from confident_decoding.analysis.recording import Sequence
 from confident_decoding.analysis.trace import About
 
 WORDS = [" the", " a", ".", " gravity", "\n", " is", ",", " moon", " sea", "<|im_end|>", " of", " blue"]

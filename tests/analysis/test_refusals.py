@@ -157,7 +157,7 @@ def test_an_empty_folder_may_be_there(tmp_path):
     ],
 )
 def test_rows_that_would_not_be_the_answers(options, says):
-    from confident_decoding.analysis.engine import resolve
+    from confident_decoding.analysis.recording import resolve
 
     parallel = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1)
     arguments = SimpleNamespace(**{**parallel, "speculative_config": None, **options})
@@ -168,7 +168,7 @@ def test_rows_that_would_not_be_the_answers(options, says):
 @pytest.mark.parametrize(("asked", "becomes"), [(None, 2048), (-1, 2048), (100, 100)])
 def test_the_context_that_is_analysed(asked, becomes):
     """-1 is vLLM's "auto"."""
-    from confident_decoding.analysis.engine import resolve
+    from confident_decoding.analysis.recording import resolve
 
     parallel = dict.fromkeys(("tensor_parallel_size", "pipeline_parallel_size", "data_parallel_size"), 1)
     arguments = SimpleNamespace(

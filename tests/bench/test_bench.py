@@ -1,5 +1,6 @@
 """Engines of `bench`, and its table; real engines are in tests/cli/test_commands.py."""
 
+import contextlib
 import json
 import os
 import statistics
@@ -9,40 +10,37 @@ from types import SimpleNamespace
 
 import pytest
 
-from confident_decoding.bench.engine import Engine, EngineError, step_ms
 from confident_decoding.bench.results import machine, medians
+from confident_decoding.bench.timed import EngineError, TimedEngine, step_ms
 
 
 @pytest.fixture
 def engine(tmp_path, monkeypatch):
-    """``engine(code)``: an `Engine` whose process runs ``code`` in place of vLLM."""
+    """``engine(code)``: a `TimedEngine` whose process runs ``code`` in place of vLLM."""
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), *sys.path]))
-    started = []
+    with contextlib.ExitStack() as stack:
 
-    def start(code):
-        (tmp_path / "stand_in.py").write_text(textwrap.dedent(code))
-        started.append(Engine("mine", {"a": 1}, tmp_path / "log.txt", module="stand_in", env={"NEW": "1", "OLD": "1"}))
-        return started[-1]
+        def start(code):
+            (tmp_path / "stand_in.py").write_text(
+                "from confident_decoding.engines.process import Parent\nparent = Parent()\n" + textwrap.dedent(code)
+            )
+            return stack.enter_context(TimedEngine("mine", {"a": 1}, tmp_path / "log.txt", module="stand_in"))
 
-    yield start
-    for one in started:
-        one.close()
+        yield start
 
 
-def test_it_is_asked_and_answers(engine, monkeypatch, tmp_path):
-    monkeypatch.setenv("OLD", "user's")
+def test_it_is_asked_and_answers(engine, tmp_path):
     mine = engine(
         """
-        import json, os, sys
-        from confident_decoding.bench.engine import say
-        say({"spec": json.loads(sys.argv[1])})
-        for line in sys.stdin:
+        messages = parent.messages()
+        parent.say({"spec": next(messages)})
+        for question in messages:
             print("noise")
-            say({"twice": 2 * json.loads(line)["number"], "env": [os.environ["NEW"], os.environ["OLD"]]})
+            parent.say({"twice": 2 * question["number"]})
         """
     )
-    mine.wait()
-    assert mine.ask(number=4) == {"twice": 8, "env": ["1", "user's"]}
+    assert mine.wait() == {"spec": {"a": 1}}
+    assert mine.ask(number=4) == {"twice": 8}
     assert mine.ask(number=5)["twice"] == 10
     mine.close()
     assert (tmp_path / "log.txt").read_text() == "noise\nnoise\n"
@@ -50,7 +48,7 @@ def test_it_is_asked_and_answers(engine, monkeypatch, tmp_path):
 
 
 def test_its_own_error_is_the_message(engine):
-    mine = engine("from confident_decoding.bench.engine import say\nsay({'error': 'too big'})")
+    mine = engine("parent.say({'error': 'too big'})")
     with pytest.raises(EngineError) as failed:
         mine.wait()
     assert (failed.value.name, str(failed.value)) == ("mine", "too big")
@@ -58,11 +56,17 @@ def test_its_own_error_is_the_message(engine):
 
 def test_an_engine_that_dies_leaves_the_end_of_its_log(engine):
     mine = engine("print('the reason')\nraise SystemExit(3)")
-    with pytest.raises(EngineError, match="ended with status 3") as failed:
+    with pytest.raises(EngineError, match=r"ended with status 3\n") as failed:
         mine.wait()
     assert failed.value.__notes__ == ["the reason\n"]
     with pytest.raises(EngineError):
         mine.ask(number=1)
+
+
+def test_an_engine_that_the_system_kills_is_told_so(engine):
+    mine = engine("import os, signal\nos.kill(os.getpid(), signal.SIGKILL)")
+    with pytest.raises(EngineError, match=r"ended with status -9 \(killed: is there enough memory"):
+        mine.wait()
 
 
 class Clock:
@@ -70,7 +74,7 @@ class Clock:
 
     def __init__(self, monkeypatch):
         self.now, self.asked = 0.0, []
-        monkeypatch.setattr("confident_decoding.bench.engine.time.perf_counter", lambda: self.now)
+        monkeypatch.setattr("confident_decoding.bench.timed.time.perf_counter", lambda: self.now)
 
     def generate(self, prompts, params, use_tqdm, lora_request):
         assert lora_request is None

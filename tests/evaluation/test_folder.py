@@ -9,8 +9,8 @@ import pytest
 import typer
 
 from confident_decoding.cli.outputs import write_text
-from confident_decoding.evaluation.engines import Unit
 from confident_decoding.evaluation.folder import FolderError, RunFolder
+from confident_decoding.evaluation.sharing import Unit
 
 RUN = {"model": "m", "limit": None, "versions": {"vllm": "1", "torch": "2"}}
 UNIT, ON = Unit("task", "p=0.5,window=3", {"confident_p": 0.5}), {"task": "digest"}

@@ -12,8 +12,8 @@ from typing import Any
 
 import confident_decoding
 from confident_decoding.analysis import plots, texts
-from confident_decoding.analysis.engine import Engine, Prompt, Sequence
 from confident_decoding.analysis.page import write_page
+from confident_decoding.analysis.recording import Prompt, RecordingEngine, Sequence
 from confident_decoding.analysis.summary import summarise
 from confident_decoding.analysis.trace import About, Trace, TraceWriter
 
@@ -62,21 +62,23 @@ def new_folder(target: Path) -> Iterator[Path]:
         shutil.rmtree(partial_folder, ignore_errors=True)
 
 
-def answers(engine: Engine, prompts: Iterable[Prompt], max_tokens: int) -> Iterator[tuple[Sequence, str | None]]:
+def answers(
+    engine: RecordingEngine, prompts: Iterable[Prompt], max_tokens: int
+) -> Iterator[tuple[Sequence, str | None]]:
     """Each prompt's answer, with the prompt as the model got it."""
     for prompt in prompts:
         sequence = engine.generate(prompt, max_tokens)
         yield sequence, engine.tokenizer.decode(sequence.prompt)
 
 
-def readings(engine: Engine, pieces: Iterable[list[int]]) -> Iterator[tuple[Sequence, str | None]]:
+def readings(engine: RecordingEngine, pieces: Iterable[list[int]]) -> Iterator[tuple[Sequence, str | None]]:
     """Each piece of text, scored; there is no prompt."""
     for ids in pieces:
         yield engine.score(ids), None
 
 
 def analyse(
-    engine: Engine,
+    engine: RecordingEngine,
     sequences: Iterable[tuple[Sequence, str | None]],
     target: Path,
     *,
@@ -123,7 +125,7 @@ def analyse(
 
 
 def _record(
-    engine: Engine,
+    engine: RecordingEngine,
     sequences: Iterable[tuple[Sequence, str | None]],
     folder: Path,
     about: About,
@@ -152,7 +154,7 @@ def _record(
     return prompts, _speed(engine, tokens, time.perf_counter() - start, about.trajectory)
 
 
-def _speed(engine: Engine, tokens: int, seconds: float, trajectory: str) -> dict[str, Any]:
+def _speed(engine: RecordingEngine, tokens: int, seconds: float, trajectory: str) -> dict[str, Any]:
     """Tokens per second, and for texts, beside what this machine's matrix products alone would allow."""
     speed: dict[str, Any] = {"seconds": seconds, "tokens_per_second": tokens / seconds}
     if trajectory == "text" and tokens:

@@ -11,8 +11,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
-from confident_decoding.analysis.engine import Sequence
 from confident_decoding.analysis.recorder import TOPS
+from confident_decoding.analysis.recording import Sequence
 from confident_decoding.analysis.selections import troughs
 
 METADATA = b"confident_decoding"

@@ -11,11 +11,12 @@ from rich.console import Console
 from rich.table import Table
 
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import end_politely, output_aside, require_vllm
+from confident_decoding.cli.aside import end_politely, output_aside
 from confident_decoding.cli.inputs import Prompt, check_model, fail, read_prompts, require, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import bar, spinner
 from confident_decoding.cli.rehearsal import check_lengths, rehearse
+from confident_decoding.cli.requirements import require_vllm
 from confident_decoding.engines.options import WrongUseError, engine_args, text_of
 
 
@@ -119,7 +120,7 @@ def analyze(
 def _start(
     model: str, vllm: str, window: int, candidates: int, trajectory: Any, asked: list[Prompt], terminal: Console
 ) -> Any:
-    from confident_decoding.analysis.engine import Engine, defaults, resolve
+    from confident_decoding.analysis.recording import RecordingEngine, defaults, resolve
 
     with spinner(terminal, f"Starting vLLM with {model} ..."):
         settings = defaults(candidates, trajectory)
@@ -132,7 +133,7 @@ def _start(
         except (ValueError, OSError) as error:
             raise WrongUseError(f"vLLM cannot use {model!r}: {text_of(error)}") from error
         lengths = rehearse(arguments, asked) if asked else []
-        engine = Engine(arguments, window)
+        engine = RecordingEngine(arguments, window)
     check_lengths(asked, lengths, engine.max_model_len)
     return engine
 

@@ -11,20 +11,21 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from confident_decoding.bench import engine as engines
 from confident_decoding.bench.results import Times, machine, medians
+from confident_decoding.bench.timed import EngineError, TimedEngine, environment
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import end_politely, output_aside, require_plugin, require_vllm
+from confident_decoding.cli.aside import end_politely, output_aside
 from confident_decoding.cli.inputs import check_model, fail, read_additional_config, shown_name
 from confident_decoding.cli.outputs import print_json
 from confident_decoding.cli.progress import bar, terminal
+from confident_decoding.cli.requirements import require_plugin, require_vllm
 from confident_decoding.config import SWITCH
 from confident_decoding.engines.failures import VERBOSE, explain
 from confident_decoding.engines.options import WrongUseError, engine_args, require_active
 
 STOCK, CONFIDENT = "stock", "confident"
 PROMPT_ROOM = 32
-"""Tokens that a prompt (`bench.engine.TEXTS`) may have."""
+"""Tokens that a prompt (`bench.timed.TEXTS`) may have."""
 
 
 def bench(
@@ -132,33 +133,33 @@ def _batches(text: str) -> list[int]:
 
 
 @contextlib.contextmanager
-def running(specs: dict[str, dict[str, Any]], verbose: bool) -> Iterator[dict[str, engines.Engine]]:
+def running(specs: dict[str, dict[str, Any]], verbose: bool) -> Iterator[dict[str, TimedEngine]]:
     """Engines, started side by side and ended for certain.
 
     Raises:
         typer.Exit: One did not start, or ended while it was asked; the message is its reason.
     """
     with tempfile.TemporaryDirectory(prefix="confident-decoding-bench-") as folder:
-        started: dict[str, engines.Engine] = {}
+        logs = {name: Path(folder) / f"{name}.log" for name in specs}
         try:
-            for name, spec in specs.items():
-                started[name] = engines.Engine(name, spec, Path(folder) / f"{name}.log", env=engines.environment())
-            for engine in started.values():
-                engine.wait()
-            yield started
-        except engines.EngineError as error:
-            log = (Path(folder) / f"{error.name}.log").read_text(errors="replace")
+            with contextlib.ExitStack() as stack:
+                started = {
+                    name: stack.enter_context(TimedEngine(name, spec, logs[name], env=environment()))
+                    for name, spec in specs.items()
+                }
+                for engine in started.values():
+                    engine.wait()
+                yield started
+        except EngineError as error:
+            log = logs[error.name].read_text(errors="replace")
             if verbose:
                 Console(stderr=True).print(log, markup=False, highlight=False, soft_wrap=True)
             hint = "" if verbose else VERBOSE
             fail(f"the {error.name} engine failed: {explain(error, log)}{hint}", status=1)
-        finally:
-            for engine in started.values():
-                engine.close()
 
 
 def measure(
-    started: dict[str, engines.Engine], batches: Sequence[int], rounds: int, tokens: int, done: Callable[[], None]
+    started: dict[str, TimedEngine], batches: Sequence[int], rounds: int, tokens: int, done: Callable[[], None]
 ) -> list[Times]:
     """Rounds of ms per step, engines in turn; one more round comes first and warms up."""
     measured = []

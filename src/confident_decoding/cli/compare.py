@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from confident_decoding.cli import compare_report, options
-from confident_decoding.cli.engines import end_politely, output_aside, require_plugin, require_vllm
+from confident_decoding.cli.aside import end_politely, output_aside
 from confident_decoding.cli.inputs import (
     Prompt,
     check_model,
@@ -23,6 +23,7 @@ from confident_decoding.cli.outputs import check_target, print_json, write_text
 from confident_decoding.cli.pairs import Answer, Pair, summary
 from confident_decoding.cli.progress import bar, spinner
 from confident_decoding.cli.rehearsal import check_lengths, rehearse
+from confident_decoding.cli.requirements import require_plugin, require_vllm
 from confident_decoding.config import ConfidentDecodingConfig
 from confident_decoding.engines.counting import counting
 from confident_decoding.engines.options import engine_args, require_active

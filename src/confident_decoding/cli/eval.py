@@ -9,10 +9,11 @@ import typer
 from rich.console import Console
 
 from confident_decoding.cli import options
-from confident_decoding.cli.engines import end_politely, require_vllm
+from confident_decoding.cli.aside import end_politely
 from confident_decoding.cli.inputs import check_model, fail, require
 from confident_decoding.cli.outputs import print_json, write_text
 from confident_decoding.cli.progress import bar, spinner, terminal
+from confident_decoding.cli.requirements import require_vllm
 
 if TYPE_CHECKING:
     from confident_decoding.evaluation.run import Evaluation
@@ -120,8 +121,8 @@ def evaluate(
     require_vllm()
     end_politely()
     require("eval", "lm_eval", "numpy", "scipy", extra="eval")
+    from confident_decoding.evaluation.events import ChildError
     from confident_decoding.evaluation.folder import FolderError
-    from confident_decoding.evaluation.process import ChildError
     from confident_decoding.evaluation.run import Evaluation, Request
     from confident_decoding.evaluation.settings import SettingError, ablation_of_layers, ablation_of_p, parse_setting
 

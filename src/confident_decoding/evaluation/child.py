@@ -1,54 +1,36 @@
-"""The child process: ``python -m confident_decoding.evaluation.child FD`` with a job on standard input.
+"""The child process (`engines.process`): told one job, it reports events; its output is for others' noise."""
 
-It reports to the file descriptor FD, one JSON object a line; standard output and error are for others' noise.
-"""
-
-import ctypes
-import json
-import os
-import signal
-import sys
 import traceback
 from typing import Any
 
 from confident_decoding.engines.options import WrongUseError, text_of
+from confident_decoding.engines.process import Parent
 
 
 def main() -> None:
     """Do one job."""
-    _end_with_parent()
-    descriptor = int(sys.argv[1])
-    os.set_inheritable(descriptor, False)
-    with os.fdopen(descriptor, "w", encoding="utf-8") as pipe:
+    parent = Parent()
 
-        def send(event: str, **values: Any) -> None:
-            pipe.write(json.dumps({"event": event, **values}) + "\n")
-            pipe.flush()
+    def send(event: str, **values: Any) -> None:
+        parent.say({"event": event, **values})
 
-        job = json.load(sys.stdin)
-        try:
-            if job.pop("work") == "describe":
-                from confident_decoding.evaluation.describe import describe
+    job = next(parent.messages())
+    try:
+        if job.pop("work") == "describe":
+            from confident_decoding.evaluation.describe import describe
 
-                describe(send, **job)
-            else:
-                from confident_decoding.evaluation.answering import answer
-
-                answer(send, **job)
-        except WrongUseError as error:
-            send("error", message=str(error), status=2)
-        except Exception as error:
-            traceback.print_exc()
-            send("error", message=text_of(error), status=1)
+            describe(send, **job)
         else:
-            send("end")
+            from confident_decoding.evaluation.answering import answer
 
-
-def _end_with_parent() -> None:
-    """A command that is killed leaves no engine behind that holds a GPU's memory."""
-    if sys.platform == "linux":
-        set_signal_at_parents_death = 1  # prctl(2)
-        ctypes.CDLL(None).prctl(set_signal_at_parents_death, signal.SIGTERM)
+            answer(send, **job)
+    except WrongUseError as error:
+        send("error", message=str(error), status=2)
+    except Exception as error:
+        traceback.print_exc()
+        send("error", message=text_of(error), status=1)
+    else:
+        send("end")
 
 
 if __name__ == "__main__":

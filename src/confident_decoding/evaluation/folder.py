@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from confident_decoding.evaluation.engines import Unit
+from confident_decoding.evaluation.sharing import Unit
 
 RUN, RESULTS, ANSWERS = "run.json", "results.json", "answers"
 Write = Callable[[Path, str], None]

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from confident_decoding.evaluation.engines import Engine, Unit, arrange
+from confident_decoding.evaluation.events import events
 from confident_decoding.evaluation.folder import RunFolder, Write
-from confident_decoding.evaluation.process import events
 from confident_decoding.evaluation.report import build
 from confident_decoding.evaluation.settings import Setting, settings_for
+from confident_decoding.evaluation.sharing import EngineStart, Unit, arrange
 
 SCHEMA = 1
 
@@ -78,7 +78,7 @@ class Evaluation:
         types = {name: task["output_type"] for name, task in tasks.items()}
         self.units: list[Unit] = []
         self._results: dict[tuple[str, str], dict[str, Any]] = {}
-        self.engines: list[Engine] = []
+        self.engines: list[EngineStart] = []
         self._by_name = {setting.name: setting for setting in self.settings}
         for engine in arrange(self.settings, types, layers, request.own_engines):
             self.units += engine.units
@@ -88,7 +88,7 @@ class Evaluation:
                     self._results[unit.task, unit.setting] = found
             left = [unit for unit in engine.units if (unit.task, unit.setting) not in self._results]
             if left:
-                self.engines.append(Engine(engine.additional_config, left))
+                self.engines.append(EngineStart(engine.additional_config, left))
 
     @property
     def finished(self) -> int:

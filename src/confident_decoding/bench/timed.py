@@ -1,18 +1,14 @@
 """A vLLM engine in a process of its own that answers questions: how long is a step?"""
 
-import contextlib
-import json
-import os
 import shutil
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
-PIPE = "BENCH_PIPE"
+from confident_decoding.engines.process import Parent, Process
+
 TEXTS = (
     "The history of the city begins with a small harbour",
     "To prepare the dough, first mix the flour with",
@@ -38,14 +34,14 @@ class EngineError(RuntimeError):
         self.name = name
 
 
-class Engine:
-    """One engine in a process of its own.
+class TimedEngine:
+    """One engine in a process of its own that is asked questions. As a context, see `Process`.
 
     Args:
         name: For messages.
-        spec: What the process gets, as JSON.
+        spec: What the process is told first.
         log: File for its output.
-        module: Run as ``python -m``; it answers JSON lines of its standard input with `say`.
+        module: Run as ``python -m``; it answers each message of its `Parent` with one.
         env: Environment variables where the user has set none.
     """
 
@@ -54,24 +50,13 @@ class Engine:
         name: str,
         spec: Mapping[str, Any],
         log: Path,
-        module: str = "confident_decoding.bench.engine",
+        module: str = "confident_decoding.bench.timed",
         env: Mapping[str, str] | None = None,
     ) -> None:
         self.name, self.log = name, log
-        read, write = os.pipe()
-        with log.open("w") as out:
-            self._process = subprocess.Popen(
-                # The user's folder is none to import from.
-                [sys.executable, *["-P"] * module.startswith("confident_decoding."), "-m", module, json.dumps(spec)],
-                stdin=subprocess.PIPE,
-                stdout=out,
-                stderr=out,
-                text=True,
-                pass_fds=[write],
-                env={**(env or {}), **os.environ, PIPE: str(write)},
-            )
-        os.close(write)
-        self._answers = os.fdopen(read)
+        with log.open("w") as output:
+            self._process = Process(module, output, env or {})
+        self._process.tell(spec)
 
     def wait(self) -> Any:
         """Until it has started; returns what it said then.
@@ -79,7 +64,16 @@ class Engine:
         Raises:
             EngineError: It failed.
         """
-        return self._read()
+        answer = self._process.hear()
+        if answer is None:
+            status = self._process.status()
+            killed = " (killed: is there enough memory for two engines?)" if status == -signal.SIGKILL else ""
+            error = EngineError(self.name, f"ended with status {status}{killed}")
+            error.add_note(self.log.read_text(errors="replace")[-5000:])
+            raise error
+        if "error" in answer:
+            raise EngineError(self.name, answer["error"])
+        return answer
 
     def ask(self, **question: Any) -> Any:
         """One question, one answer.
@@ -87,43 +81,18 @@ class Engine:
         Raises:
             EngineError: It failed.
         """
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # reading then says why
-            self._process.stdin.write(json.dumps(question) + "\n")
-            self._process.stdin.flush()
-        return self._read()
+        self._process.tell(question)
+        return self.wait()
 
-    def _read(self) -> Any:
-        line = self._answers.readline()
-        if not line:
-            status = self._process.wait()
-            killed = " (killed: is there enough memory for two engines?)" if status == -signal.SIGKILL else ""
-            error = EngineError(self.name, f"ended with status {status}{killed}")
-            error.add_note(self.log.read_text(errors="replace")[-5000:])
-            raise error
-        answer = json.loads(line)
-        if "error" in answer:
-            raise EngineError(self.name, answer["error"])
-        return answer
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *how: Any) -> None:
+        self._process.__exit__(*how)
 
     def close(self) -> None:
-        """End it: politely, then not. Idempotent."""
-        assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.close()
-        for end in (self._process.terminate, self._process.kill):
-            try:
-                self._process.wait(60)
-                break
-            except subprocess.TimeoutExpired:
-                end()
-        self._process.wait()
-        self._answers.close()
-
-
-def say(answer: Any) -> None:
-    """Answer on the pipe that nothing else writes to."""
-    os.write(int(os.environ[PIPE]), (json.dumps(answer) + "\n").encode())
+        """Let it finish; then it is gone. Idempotent."""
+        self._process.close()
 
 
 def step_ms(llm: Any, prompts: Sequence[Any], tokens: int, adapter: str | None = None) -> float:
@@ -163,28 +132,25 @@ def environment() -> dict[str, str]:
     return {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "2"}
 
 
-def serve(spec: Mapping[str, Any]) -> None:
-    """Answer ``{"batch": B, "tokens": n}`` with ms per step, for each line of standard input.
-
-    Args:
-        spec: Arguments of `engines.options.engine_args`.
-    """
+def serve(parent: Parent) -> None:
+    """Answer ``{"batch": B, "tokens": n}`` with ms per step; the first message has what `engine_args` takes."""
     from vllm import LLM
 
     from confident_decoding.engines.options import engine_args, text_of
 
+    questions = parent.messages()
+    spec = next(questions)
     try:
         arguments = engine_args(spec["model"], spec["options"], spec["additional_config"], **spec["defaults"])
         llm = LLM.from_engine_args(arguments)
-        say({"ready": True})
-        for line in sys.stdin:
-            question = json.loads(line)
+        parent.say({"ready": True})
+        for question in questions:
             prompts = [f"{row}. {TEXTS[row % len(TEXTS)]}" for row in range(question["batch"])]
-            say({"ms": step_ms(llm, prompts, question["tokens"])})
+            parent.say({"ms": step_ms(llm, prompts, question["tokens"])})
     except Exception as error:
-        say({"error": text_of(error)})
+        parent.say({"error": text_of(error)})
         raise
 
 
 if __name__ == "__main__":
-    serve(json.loads(sys.argv[1]))
+    serve(Parent())

@@ -1,15 +1,11 @@
-"""The child process: what it reports, how it ends, and that nothing of it stays."""
+"""The child process of an evaluation: what it reports, and that nothing of it stays."""
 
 import contextlib
 import os
-import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
-from confident_decoding.evaluation.process import ChildError, _reason, events
+from confident_decoding.evaluation.events import ChildError, _reason, events
 
 MISSING = {
     "work": "describe",
@@ -58,62 +54,16 @@ def test_a_child_that_dies_is_told_with_the_end_of_its_output(monkeypatch, tmp_p
 
 
 def test_a_consumer_that_stops_ends_the_child(monkeypatch, tmp_path):
-    """The child reports once and then sleeps; closing the events ends it and what it started."""
     (tmp_path / "sitecustomize.py").write_text(
-        "import os, subprocess, sys, time\n"
-        "if os.environ.pop('SLEEPY', None):\n"
-        "    asleep = subprocess.Popen(['sleep', '1000'])\n"
-        '    os.write(int(os.environ[\'EVENTS\']), b\'{"event": "start", "sleeper": %d}\\n\' % asleep.pid)\n'
-        "    time.sleep(1000)\n"
+        "import os, sys, time\n"
+        'os.write(int(sys.orig_argv[-1]), b\'{"event": "start", "mine": %d}\\n\' % os.getpid())\n'
+        "time.sleep(1000)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")
-    monkeypatch.setenv("SLEEPY", "1")
-    pipe = os.pipe
-
-    def told():
-        reading, writing = pipe()
-        os.environ["EVENTS"] = str(writing)
-        return reading, writing
-
-    monkeypatch.setattr(os, "pipe", told)
-    monkeypatch.setenv("EVENTS", "")
     happening = events({**MISSING, "model": "m"})
-    sleeper = next(happening)["sleeper"]
-    os.kill(sleeper, 0)
+    assert next(happening)["mine"] in children()
     happening.close()
     assert children() == []
-    for _ in range(100):
-        with contextlib.suppress(OSError):
-            if open(f"/proc/{sleeper}/stat").read().rsplit(")", 1)[1].split()[0] != "Z":  # noqa: SIM115
-                time.sleep(0.1)
-                continue
-        break
-    else:
-        os.kill(sleeper, signal.SIGKILL)
-        pytest.fail("what the child had started is still there")
-
-
-def test_a_child_ends_with_a_parent_that_is_killed():
-    """Else its engine would go on to hold a GPU's memory."""
-    code = "import os, time\nfrom confident_decoding.evaluation.child import _end_with_parent\n"
-    code += "reading, writing = os.pipe()\nchild = os.fork()\n"
-    code += "if not child:\n    _end_with_parent()\n    os.write(writing, b'x')\n    time.sleep(1000)\n"
-    code += "os.read(reading, 1)\nprint(child, flush=True)\ntime.sleep(1000)"
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    child = int(parent.stdout.readline())
-    os.kill(child, 0)
-    parent.kill()
-    parent.wait()
-    parent.stdout.close()
-    for _ in range(100):
-        try:
-            if open(f"/proc/{child}/stat").read().rsplit(")", 1)[1].split()[0] == "Z":  # noqa: SIM115
-                return
-        except OSError:
-            return
-        time.sleep(0.1)
-    os.kill(child, signal.SIGKILL)
-    pytest.fail("it is still there")
 
 
 def test_a_cause_that_is_in_the_log(tmp_path):

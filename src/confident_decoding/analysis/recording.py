@@ -75,7 +75,7 @@ def resolve(arguments: Any) -> None:
     arguments.max_num_batched_tokens = max(arguments.max_num_batched_tokens or 0, arguments.max_model_len)
 
 
-class Engine:
+class RecordingEngine:
     """Generates and scores with Confident Decoding armed, and records every candidate.
 
     Args:

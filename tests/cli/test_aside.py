@@ -7,7 +7,7 @@ import pytest
 
 NOISY = """
 import os, sys
-from confident_decoding.cli.engines import output_aside
+from confident_decoding.cli.aside import output_aside
 from confident_decoding.engines.options import WrongUseError
 with output_aside(verbose={verbose}) as terminal:
     print("to stdout")
@@ -63,7 +63,7 @@ def test_a_signal_to_end_is_as_ctrl_c():
     """What is half written goes, and so do processes that were started."""
     end = "try:\n    os.kill(os.getpid(), number)\n    time.sleep(9)\nexcept KeyboardInterrupt:\n    print('cleaned')"
     for number in ("SIGTERM", "SIGHUP"):
-        code = "import os, signal, time\nfrom confident_decoding.cli.engines import end_politely\nend_politely()\n"
+        code = "import os, signal, time\nfrom confident_decoding.cli.aside import end_politely\nend_politely()\n"
         code += f"number = signal.{number}\n{end}"
         done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
         assert done.stdout == "cleaned\n"
@@ -71,7 +71,7 @@ def test_a_signal_to_end_is_as_ctrl_c():
 
 def test_a_command_that_outlives_its_terminal_on_purpose_goes_on():
     """Under nohup."""
-    code = "import os, signal\nfrom confident_decoding.cli.engines import end_politely\n"
+    code = "import os, signal\nfrom confident_decoding.cli.aside import end_politely\n"
     code += (
         "signal.signal(signal.SIGHUP, signal.SIG_IGN)\nend_politely()\nos.kill(os.getpid(), signal.SIGHUP)\nprint('on')"
     )

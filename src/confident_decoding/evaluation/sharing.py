@@ -32,7 +32,7 @@ class Unit:
 
 
 @dataclass
-class Engine:
+class EngineStart:
     """One start of vLLM.
 
     Attributes:
@@ -46,7 +46,7 @@ class Engine:
 
 def arrange(
     settings: Sequence[Setting], tasks: Mapping[str, str], num_layers: int, own_engines: bool = False
-) -> list[Engine]:
+) -> list[EngineStart]:
     """Distribute all settings and tasks over as few engines as give each its own meaning.
 
     Args:
@@ -59,11 +59,11 @@ def arrange(
     configs = {setting.name: (setting.additional_config(), None) for setting in settings}
     if not own_engines:
         configs |= _shared(settings, num_layers)
-    engines: dict[str, Engine] = {}
+    engines: dict[str, EngineStart] = {}
 
     def place(unit: Unit, additional_config: dict[str, Any], alone: str = "") -> None:
         key = json.dumps(additional_config, sort_keys=True) + alone
-        engines.setdefault(key, Engine(additional_config)).units.append(unit)
+        engines.setdefault(key, EngineStart(additional_config)).units.append(unit)
 
     for task, output_type in tasks.items():
         for setting in settings:

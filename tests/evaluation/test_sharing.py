@@ -7,8 +7,8 @@ from conftest import on
 from hypothesis import given
 from hypothesis import strategies as st
 
-from confident_decoding.evaluation.engines import arrange
 from confident_decoding.evaluation.settings import settings_for
+from confident_decoding.evaluation.sharing import arrange
 
 N = 30
 GENERATIVE, CHOICE = {"words": "generate_until"}, {"choices": "multiple_choice"}

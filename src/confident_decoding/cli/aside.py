@@ -1,7 +1,6 @@
 """A vLLM engine inside a command: its output put aside, one message where it fails."""
 
 import contextlib
-import importlib.util
 import os
 import signal
 import sys
@@ -14,7 +13,6 @@ from confident_decoding.cli.inputs import fail
 from confident_decoding.cli.progress import terminal
 from confident_decoding.engines.failures import VERBOSE, explain
 from confident_decoding.engines.options import WrongUseError
-from confident_decoding.plugin.compat import RANGE
 
 
 def end_politely() -> None:
@@ -22,32 +20,6 @@ def end_politely() -> None:
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:  # nohup
             signal.signal(number, signal.default_int_handler)
-
-
-def require_vllm() -> None:
-    """vLLM must be installed.
-
-    Raises:
-        typer.Exit: It is not.
-    """
-    if importlib.util.find_spec("vllm") is None:
-        fail(
-            f"vLLM is not installed in this environment. Install it ({RANGE} are supported), or "
-            "confident-decoding[vllm] (CPU: confident-decoding[cpu]).",
-            status=1,
-        )
-
-
-def require_plugin() -> None:
-    """vLLM must load the plugin: without it "confident" would silently be standard decoding.
-
-    Raises:
-        RuntimeError: It does not; the message has the remedy.
-    """
-    from confident_decoding.plugin import visible
-
-    if problem := visible.why_not_loaded():
-        raise RuntimeError(f"vLLM does not load the plugin. {problem.what} {problem.remedy}")
 
 
 @contextlib.contextmanager
