@@ -8,18 +8,25 @@ output head, each candidate is a head call of its own there; otherwise the rows 
 
 import argparse
 import json
-import statistics
 import tempfile
 from pathlib import Path
 
 from benchmarks.engine import Engine
 from benchmarks.gpu_engine import on
 from benchmarks.timing import machine
+from confident_decoding.bench.results import medians
 
 RANK = 8
 TARGETS = {"attention": ("q_proj", "v_proj"), "head": ("q_proj", "v_proj", "lm_head")}
 ENGINES = {"off": ({}, False), "on": (on(), False), "off, LoRA": ({}, True), "on, LoRA": (on(), True)}
 """Additional configuration, and whether the server takes adapters."""
+CASES = {
+    "no `--enable-lora`": "{}",
+    "`--enable-lora`, no adapter": "{}, LoRA",
+    "an adapter on attention": "{}, LoRA, attention adapter",
+    "an adapter on the head as well": "{}, LoRA, head adapter",
+}
+"""What is compared with the selection on and off."""
 
 
 def write_adapter(model, folder, targets):
@@ -53,8 +60,10 @@ def measure(engines, adapters, args):
     rounds = []
     for number in range(-1, args.rounds):  # the first one warms up
         times = {}
-        for name, engine in engines.items():
-            for kind, path in {None: None, **(adapters if ENGINES[name][1] else {})}.items():
+        for kind, path in {None: None, **adapters}.items():
+            for name, engine in engines.items():  # what is compared is asked one after the other
+                if path and not ENGINES[name][1]:
+                    continue
                 if path:
                     engine.ask(do="adapter", load=path)
                 times[f"{name}, {kind} adapter" if path else name] = {
@@ -105,10 +114,12 @@ def main():
         for engine in engines.values():
             engine.close()
     table = {
-        name: {batch: statistics.median(r[name][batch] for r in rounds) for batch in args.batch} for name in rounds[0]
+        case: medians([{"stock": r[name.format("off")], "on": r[name.format("on")]} for r in rounds])
+        for case, name in CASES.items()
     }
-    for name, row in table.items():
-        print(f"{name:28}" + "".join(f"  B={batch}: {ms:8.2f} ms" for batch, ms in row.items()))
+    for case, row in table.items():
+        cells = (f"  B={b}: {c['ratio']:.2f}x ({c['least']:.2f} to {c['most']:.2f})" for b, c in row["on"].items())
+        print(f"{case:32}" + "".join(cells))
     if args.out:
         arguments = {"model": Path(model).name, "batch": args.batch, "tokens": args.tokens, "dtype": args.dtype}
         result = {"machine": machine(), "arguments": arguments, "median": table, "rounds": rounds}

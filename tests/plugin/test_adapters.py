@@ -1,12 +1,15 @@
 """Which way packed rows take where vLLM's LoRA wrapper stands before the output head (real engines: test_lora.py)."""
 
-from types import SimpleNamespace
+import sys
+from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch
 from torch import nn
 
-from confident_decoding.plugin.adapters import HeadAdapters
+from confident_decoding.config import ConfigError
+from confident_decoding.plugin import install
+from confident_decoding.plugin.adapters import HeadAdapters, problem
 from confident_decoding.plugin.capture import CapturedStates
 from confident_decoding.plugin.pack import swap_class
 
@@ -140,3 +143,15 @@ def test_an_error_on_the_way_past_leaves_the_wrapper_in_charge(made):
         model.compute_logits(PACKED, "an argument that the model does not take")
     model.compute_logits(PLAIN)
     assert log == [("wrapper", HIDDEN, model.lm_head)]
+
+
+def test_a_wrapper_that_is_another_is_refused_at_the_start(monkeypatch):
+    module = ModuleType("vllm.lora.layers.logits_processor")
+    module.LogitsProcessorWithLoRA = type("LogitsProcessorWithLoRA", (), {"_get_logits": lambda self, rows: None})
+    monkeypatch.setitem(sys.modules, module.__name__, module)
+    with pytest.raises(ConfigError, match=r"no way past LoRA's part .*_get_logits takes \['rows'\]"):
+        install._adapters(nn.Linear(1, 1), None)
+
+
+def test_the_wrapper_of_the_installed_vllm_is_the_one_we_know():
+    assert problem() is None

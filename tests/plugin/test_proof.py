@@ -4,6 +4,8 @@ What the proof accepts, what it refuses, and that it leaves nothing behind. Real
 partial sums under tensor parallelism need a GPU (benchmarks/results/models-h200-0.33.0.jsonl).
 """
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import vllm.distributed as vllm_distributed
@@ -13,7 +15,7 @@ from confident_decoding.config import ConfidentDecodingConfig, ConfigError
 from confident_decoding.plugin.anatomy import Anatomy
 from confident_decoding.plugin.capture import indices_of
 from confident_decoding.plugin.families import QUIRKS, Quirks
-from confident_decoding.plugin.proof import prove_capture
+from confident_decoding.plugin.proof import prove_capture, prove_logits
 from confident_decoding.plugin.reduced_streams import capture_reduced_streams
 
 H, N = 8, 5
@@ -145,3 +147,45 @@ def test_suppressed_ids_on_each_slice_of_the_vocabulary():
     assert torch.equal(logits, torch.zeros(3, 4)), "it must not write to its argument"
     model._suppress_token_ids = None
     assert after(model, logits, 0) is logits
+
+
+class Scaled(nn.Module):
+    """A model whose ``compute_logits`` adds to each token's logit what its id says."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(10, H, generator=torch.Generator().manual_seed(0)))
+        self.processor = SimpleNamespace(org_vocab_size=10, soft_cap=None, scale=1.0)
+
+    def compute_logits(self, states):
+        logits = self.processor._apply_head(SimpleNamespace(tp_size=1), states, None)
+        return logits + torch.arange(10)
+
+
+class Head:
+    def __init__(self, model):
+        self.model, self.stock_calls = model, 0
+
+    def __call__(self, lm_head, states, bias):
+        self.stock_calls += 1
+        return states @ self.model.weight.T
+
+
+@pytest.mark.parametrize(
+    ("after", "holds"),
+    [
+        (lambda model, logits, first_id: logits + torch.arange(first_id, first_id + logits.shape[1]), True),
+        (lambda model, logits, first_id: logits + torch.arange(logits.shape[1]), False),
+        (lambda model, logits, first_id: logits + 1, False),
+        (None, False),
+    ],
+    ids=["right", "right on the whole vocabulary alone", "wrong", "missing"],
+)
+def test_what_follows_the_head_must_hold_on_each_ranks_slice(after, holds):
+    model = Scaled()
+    parts = Anatomy(model, model, nn.ModuleList(), 0, nn.Identity(), model.processor, Quirks(after_logits=after))
+    if holds:
+        prove_logits(parts, Head(model), hidden=H, dtype=torch.float32)
+        return
+    with pytest.raises(ConfigError, match="compute_logits is not a plain output head"):
+        prove_logits(parts, Head(model), hidden=H, dtype=torch.float32)

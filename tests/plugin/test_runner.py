@@ -73,3 +73,15 @@ def test_drafters_that_would_get_packed_rows_are_refused(monkeypatch, caplog):
     with caplog.at_level(logging.ERROR, "vllm.confident_decoding"):
         install._hook_runners(model, types.SimpleNamespace(speculative_config=None))
     assert "it was renamed" in caplog.text
+
+
+def test_a_drafter_whose_propose_is_another_is_refused(monkeypatch):
+    """Packed rows are recognised among the arguments of ``propose``; there may be none to recognise."""
+    monkeypatch.setattr(runner, "wrap_runners", lambda: None)
+    module = types.ModuleType("speculator")
+    module.BaseSpeculator = type("BaseSpeculator", (), {"propose": lambda self, input_batch, states: None})
+    monkeypatch.setitem(sys.modules, "vllm.v1.worker.gpu.spec_decode.speculator", module)
+    drafts = types.SimpleNamespace(speculative_config=types.SimpleNamespace(method="mtp"))
+    with pytest.raises(ConfigError, match=r"BaseSpeculator\.propose takes .* expected .*last_hidden_states"):
+        install._hook_runners(torch.nn.Linear(1, 1), drafts)
+    install._hook_runners(torch.nn.Linear(1, 1), types.SimpleNamespace(speculative_config=None))

@@ -6,13 +6,20 @@ If no adapter in a slot has weights for the output head, its part of the logits 
 may go to the processor itself.
 """
 
+import importlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
 
+from confident_decoding.plugin import contracts
 from confident_decoding.plugin.anatomy import logits_processor
+
+
+def problem() -> str | None:
+    """Why packed rows have no way past this vLLM's wrapper, or None."""
+    return contracts.check_live(contracts.ADAPTERS, importlib.import_module(contracts.ADAPTERS.module))
 
 
 class HeadAdapters:

@@ -47,6 +47,24 @@ RUNNERS = (
     Contract(_V2, "GPUModelRunner.execute_model", ("scheduler_output",)),
     Contract(_V2, "GPUModelRunner.sample", ("hidden_states", "input_batch"), mentions=("compute_logits",)),
 )
+PROPOSERS = (
+    Contract(
+        "vllm.v1.spec_decode.llm_base_proposer",
+        "SpecDecodeBaseProposer.propose",
+        ("num_speculative_tokens", "target_token_ids", "target_positions", "target_hidden_states"),
+    ),
+    Contract(
+        "vllm.v1.worker.gpu.spec_decode.speculator",
+        "BaseSpeculator.propose",
+        ("input_batch", "attn_metadata", "slot_mappings", "last_hidden_states"),
+    ),
+)
+ADAPTERS = Contract(
+    f"{_LORA}.layers.logits_processor",
+    "LogitsProcessorWithLoRA._get_logits",
+    ("hidden_states", "lm_head"),
+    mentions=("_apply_head", "base_layer", "add_lora_logits"),
+)
 
 CONTRACTS: tuple[Contract, ...] = (
     LOADER,
@@ -54,6 +72,8 @@ CONTRACTS: tuple[Contract, ...] = (
     HEAD,
     REQUESTS,
     *RUNNERS,
+    *PROPOSERS,
+    ADAPTERS,
     # What tells which rows belong to which request (runner.py, request_rows.py).
     Contract(_V1, "GPUModelRunner", attributes=("input_batch",)),
     # Whether a drafter reads captured states (drafting.py), and how it asks for them (capture.py).
@@ -101,12 +121,6 @@ CONTRACTS: tuple[Contract, ...] = (
     # What LoRA puts before the output head, and which adapters are in a slot (adapters.py).
     Contract(f"{_LORA}.layers.logits_processor", "LogitsProcessorWithLoRA", attributes=("base_layer",)),
     Contract(f"{_LORA}.layers.logits_processor", "LogitsProcessorWithLoRA.forward", mentions=("base_layer", "forward")),
-    Contract(
-        f"{_LORA}.layers.logits_processor",
-        "LogitsProcessorWithLoRA._get_logits",
-        ("hidden_states", "lm_head"),
-        mentions=("_apply_head", "base_layer", "add_lora_logits"),
-    ),
     Contract(f"{_LORA}.model_manager", "LoRAModelManager", attributes=("lora_index_to_id", "modules")),
     Contract(f"{_LORA}.model_manager", "LoRAModelManager.__init__", ("model",), mentions=("lora_manager",)),
     Contract(f"{_LORA}.model_manager", "LoRAModelManager.list_adapters", (), mentions=("_registered_adapters",)),

@@ -1,11 +1,22 @@
 """Drafters that read the target model's hidden states (EAGLE, MTP) get the final ones, not packed rows."""
 
 import functools
+import sys
 from typing import Any
 
 from torch import Tensor
 
+from confident_decoding.plugin import contracts
 from confident_decoding.plugin.wrapping import is_wrapped, mark
+
+
+def problem() -> str | None:
+    """Why a drafter of this process would get packed rows, or None."""
+    for contract in contracts.PROPOSERS:
+        module = sys.modules.get(contract.module)
+        if module is not None and (found := contracts.check_live(contract, module)):
+            return found
+    return None
 
 
 def unpack_for_drafter(runner: Any, width: int, hidden: int) -> None:

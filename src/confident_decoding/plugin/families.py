@@ -1,9 +1,10 @@
-"""The only per-model code: what a model does to states or logits that vLLM's common parts do not show.
+"""What a model does to states or logits that vLLM's common parts do not show.
 
 One row per quirk, by the name of the model's class (or of a class that it derives from). A model
 without a row is taken as vLLM's usual form: the final state is ``norm(stream)``, the logits are
 ``LogitsProcessor(head(final state))``. The startup proof (`proof`) checks either claim on the loaded
 model, so a missing or wrong row is a refusal by name and never a wrong answer.
+The other per-model code is `missing_capture`: classes that lack the capture.
 """
 
 from collections.abc import Callable

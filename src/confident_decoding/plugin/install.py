@@ -8,8 +8,7 @@ from torch import nn
 import confident_decoding
 from confident_decoding import stats
 from confident_decoding.config import ConfidentDecodingConfig, ConfigError, SelectionPlan
-from confident_decoding.plugin import borrowed, runner
-from confident_decoding.plugin.adapters import HeadAdapters
+from confident_decoding.plugin import adapters, borrowed, drafting, runner
 from confident_decoding.plugin.anatomy import dissect, refusal
 from confident_decoding.plugin.capture import CapturedStates, capturing_module, indices_of, switch_on_capture
 from confident_decoding.plugin.compat import DRAFTS_FROM_FINAL_STATES, version_problem
@@ -76,26 +75,32 @@ def install(model: nn.Module, vllm_config: Any, config: ConfidentDecodingConfig,
     processor.register_buffer(COUNTERS, counters, persistent=False)
     if config.trough_metrics and reports:
         head.mirror = publish(vllm_config, plan, counters, processor)
-    # Only LoRA puts something before the head, after loading.
-    adapters = HeadAdapters(processor) if vllm_config.lora_config is not None else None
+    passage = _adapters(model, processor) if vllm_config.lora_config is not None else None
     borrowed.in_use_by(model)
     _hook_runners(model, vllm_config)
     width = len(plan.depths) * hidden
     setattr(model, runner.ATTRIBUTE, runner.Installed(head.requests, width, hidden))
-    swap_class(model, captured, prove, head, adapters)
+    swap_class(model, captured, prove, head, passage)
     if reports:
         _announce(vllm_config, config, plan, hidden)
     else:
         logger.info("confident-decoding %s armed on tensor-parallel rank %d.", confident_decoding.__version__, rank)
 
 
+def _adapters(model: nn.Module, processor: Any) -> adapters.HeadAdapters:
+    """Only LoRA puts something before the head, after loading."""
+    if problem := adapters.problem():
+        raise refusal(model, f"its rows would have no way past LoRA's part of the output head ({problem})")
+    return adapters.HeadAdapters(processor)
+
+
 def _hook_runners(model: nn.Module, vllm_config: Any) -> None:
     problem = runner.wrap_runners()
-    if problem is None:
-        return
-    if getattr(vllm_config.speculative_config, "method", None) in DRAFTS_FROM_FINAL_STATES:
-        raise refusal(model, f"its drafter would get packed rows ({problem})")
-    logger.error("confident-decoding: requests cannot have settings of their own (%s).", problem)
+    drafts = getattr(vllm_config.speculative_config, "method", None) in DRAFTS_FROM_FINAL_STATES
+    if drafts and (found := problem or drafting.problem()):
+        raise refusal(model, f"its drafter would get packed rows ({found})")
+    if problem:
+        logger.error("confident-decoding: requests cannot have settings of their own (%s).", problem)
 
 
 def _announce(vllm_config: Any, config: ConfidentDecodingConfig, plan: SelectionPlan, hidden: int) -> None:

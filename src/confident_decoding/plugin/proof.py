@@ -206,9 +206,15 @@ def prove_logits(parts: Anatomy, head: SelectingHead, *, hidden: int, dtype: tor
             modelled = sampled_distribution(
                 modelled[..., : processor.org_vocab_size], processor.soft_cap, processor.scale
             )
+            found = [modelled]
             if parts.after_logits is not None:
-                modelled = parts.after_logits(modelled, 0)
-            proven = expected is not None and expected.shape == modelled.shape and torch.equal(expected, modelled)
+                slices, first = modelled.chunk(3, dim=1), 0  # as ranks have them
+                apart = []
+                for part in slices:
+                    apart.append(parts.after_logits(part.contiguous(), first))
+                    first += part.shape[1]
+                found = [parts.after_logits(modelled, 0), torch.cat(apart, dim=1)]
+            proven = expected is not None and all(torch.equal(expected, logits) for logits in found)
     except _FAILURES as error:
         raise refusal(model, f"its compute_logits could not be run for the startup proof ({error!r})") from error
     finally:
