@@ -20,7 +20,7 @@ from confident_decoding.bench.timed import TEXTS
 SETTINGS = {
     "stock": {},
     "trough": {"custom_generate": hf.generate},
-    "last-m8": {"custom_generate": hf.generate, "confident_config": {"trough_select_method": "last-m8"}},
+    "last-m8": {"custom_generate": hf.generate, "confident_config": {"select_method": "last-m8"}},
     "DoLa": {"custom_generate": hf.dola_generate, "dola_layers": "high"},
 }
 """Arguments of ``generate``; the first is standard decoding."""

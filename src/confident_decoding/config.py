@@ -1,7 +1,7 @@
 """The user's settings: keys, validation, methods, and the window that follows from them (no torch).
 
 Vocabulary: *depth d* counts layers back from the final one (depth 0). A *candidate* is a
-depth that may be selected, the *window* the deepest depth that the scan may reach.
+depth that may be selected, the *window* the largest depth that the scan may reach.
 """
 
 import difflib
@@ -18,7 +18,7 @@ PAPER_CANDIDATES = 10
 """Candidates when neither window key is set: the window of the paper's experiments."""
 
 VALID_METHODS = (
-    "'trough'; 'trough-mK' or 'trough-pK' (K layers shallower or deeper than the trough); "
+    "'trough'; 'trough-mK' or 'trough-pK' (K layers before or after the trough); "
     "'last-mK' (always the layer K before the final one), with K a whole number from 1, "
     "for example 'trough-m1' or 'last-m8'"
 )
@@ -38,7 +38,7 @@ class Method:
 
     Attributes:
         family: ``"trough"`` (scan, then shift) or ``"last"`` (one fixed depth).
-        shift: Added to the trough's depth: +K for ``trough-mK`` (shallower layer, larger depth),
+        shift: Added to the trough's depth: +K for ``trough-mK`` (a layer farther back),
             -K for ``trough-pK``, else 0.
         fixed_depth: The depth of ``last-mK``, else None.
     """
@@ -77,7 +77,7 @@ class SelectionPlan:
     Attributes:
         num_layers: N, decoder layers of the model.
         candidates: L, depths ``0 .. L-1`` may be selected.
-        window: Deepest depth that the scan may reach (0 for ``last-mK``: there is no scan).
+        window: Largest depth that the scan may reach (0 for ``last-mK``: there is no scan).
         shift: Added to the scanned depth, then clamped to ``[0, L-1]``.
         fixed_depth: Depth of ``last-mK``, or None.
         depths: Captured depths, ascending, depth 0 first: what a packed row holds.
@@ -212,8 +212,8 @@ class ConfidentDecodingConfig(BaseModel):
                 )
             return SelectionPlan(n, k + 1, 0, 0, k, (0, k), self.p)
         candidates, window = self._window(n)
-        deepest = min(candidates - 1, window + max(method.shift, 0))
-        depths = tuple(range(deepest + 1))
+        largest = min(candidates - 1, window + max(method.shift, 0))
+        depths = tuple(range(largest + 1))
         return SelectionPlan(n, candidates, window, method.shift, None, depths, self.p, self.trough_min_entropy)
 
     def _window(self, n: int) -> tuple[int, int]:

@@ -120,7 +120,7 @@ def schedule(rows: int, depths: int, window: int, per_read: int | None) -> Sched
     Args:
         rows: B.
         depths: n, captured depths.
-        window: Deepest depth of the scan.
+        window: Largest depth of the scan.
         per_read: Rows per reading of the weight, or None for a dense scan.
     """
     if per_read is None or rows <= dense_rows(depths, per_read):

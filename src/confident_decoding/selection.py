@@ -20,9 +20,9 @@ class RowRules:
 
     Attributes:
         candidates: L, depths ``0 .. L-1`` may be selected.
-        limits: Deepest depth that the scan of a row may reach (int32). 0 = no scan; -1 = the final layer, whatever
+        limits: Largest depth that the scan of a row may reach (int32). 0 = no scan; -1 = the final layer, whatever
             the shift.
-        shifts: Added to the trough (+ = shallower layer, int32), then clamped to ``[0, L-1]``.
+        shifts: Added to the trough (+ = farther back, int32), then clamped to ``[0, L-1]``.
         thresholds: Rows whose final entropy (fp32 nats) is at or under it stay at the final layer; 0 = none.
     """
 
@@ -99,7 +99,7 @@ class RowRules:
         Args:
             troughs: ``[B]`` int64, where the scans ended.
             entropies: ``[n, B]`` fp32 nats; NaN also where nothing has looked, which is beyond where a scan ends.
-            window: Deepest depth of any scan.
+            window: Largest depth of any scan.
         """
         following = entropies.gather(0, (troughs + 1).clamp(max=len(entropies) - 1)[None])[0]
         limits = self.limits.clamp(max=window) if isinstance(self.limits, Tensor) else min(self.limits, window)

@@ -13,13 +13,13 @@ from confident_decoding.config import SelectionPlan
 SAMPLE_ROWS = 4
 
 
-def new_counters(deepest: int, device: torch.device) -> Tensor:
-    """Counters ``[2, deepest + 3]`` int64 of rows since the start; sampled rows, then prompt rows.
+def new_counters(largest: int, device: torch.device) -> Tensor:
+    """Counters ``[2, largest + 3]`` int64 of rows since the start; sampled rows, then prompt rows.
 
-    Rows at depth 0, ..., at ``deepest``; rows whose largest logit is another than at the final layer; rows that fell
+    Rows at depth 0, ..., at ``largest``; rows whose largest logit is another than at the final layer; rows that fell
     back (`RowRules.fell_back`). `kernels.twins.count` adds to them.
     """
-    return torch.zeros((2, deepest + 3), dtype=torch.int64, device=device)
+    return torch.zeros((2, largest + 3), dtype=torch.int64, device=device)
 
 
 @dataclass(frozen=True)

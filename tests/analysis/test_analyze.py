@@ -83,7 +83,7 @@ def compare(rows, logits, window):
         assert row["final_token"] == int(logits[0, i].argmax())
         assert row["selected_token"] == int(logits[d, i].argmax())
         changed = row["final_token"] != row["selected_token"]
-        assert row["changed"] == changed
+        assert row["replaced"] == changed
         said.append((d, changed, min(d + 1, window - 1)))
     return said
 
@@ -191,7 +191,7 @@ def test_confident_answers_select_in_their_window_and_record_beyond(others, refe
     assert summary["windows"][-1]["mean_depth"] == pytest.approx(deeper, abs=0.01)
     rows = [row for sequence in sequences_of(folder / "confident") for row in sequence]
     assert [row["token"] for row in rows] == [row["selected_token"] for row in rows]
-    assert any(row["changed"] for row in rows), "the case is too easy to mean anything"
+    assert any(row["replaced"] for row in rows), "the case is too easy to mean anything"
     assert [row["top_tokens"] is not None for row in rows] == [i < 10 for i in range(len(rows))]
 
 

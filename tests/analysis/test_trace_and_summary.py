@@ -2,13 +2,12 @@
 
 import json
 import math
-import re
 
 import numpy as np
 import oracle
 import pyarrow.parquet as pq
 import pytest
-from conftest import ROOT
+from docs.blocks import program
 
 from analysis import made
 from confident_decoding.analysis import trace as module
@@ -51,7 +50,7 @@ def test_the_file_holds_what_was_recorded(recorded):
     assert table["depth"].to_pylist() == depths
     assert table["final_token"].to_pylist() == best[:, 0].tolist()
     assert table["selected_token"].to_pylist() == [int(best[i, d]) for i, d in enumerate(depths)]
-    assert table["changed"].to_pylist() == [bool(best[i, d] != best[i, 0]) for i, d in enumerate(depths)]
+    assert table["replaced"].to_pylist() == [bool(best[i, d] != best[i, 0]) for i, d in enumerate(depths)]
     tops = table["top_tokens"].to_pylist()
     kept = [s.seen.top_tokens[i].ravel().tolist() if i < 5 else None for s in sequences for i in range(len(s.tokens))]
     assert tops == kept
@@ -60,13 +59,11 @@ def test_the_file_holds_what_was_recorded(recorded):
 
 def test_the_documentations_program_reads_it(recorded, capsys):
     path, _ = recorded
-    page = (ROOT / "docs/analysis.md").read_text()
-    program = re.search(
-        r"<!-- run by tests/analysis/test_trace_and_summary.py -->\n```python\n(.*?)```", page, re.DOTALL
-    )
-    exec(program[1].replace("analysis/trace.parquet", str(path)), {})
+    code = program("docs/analysis.md", "import pyarrow")
+    assert "analysis/trace.parquet" in code
+    exec(code.replace("analysis/trace.parquet", str(path)), {})
     rows = pq.read_table(path).to_pylist()
-    assert capsys.readouterr().out.strip() == str([row["text"] for row in rows if row["changed"]])
+    assert capsys.readouterr().out.strip() == str([row["text"] for row in rows if row["replaced"]])
 
 
 def test_reads_back_in_blocks_of_any_size(recorded):

@@ -6,7 +6,7 @@ from tokenizers.decoders import ByteFallback, Fuse, Replace, Sequence
 from tokenizers.models import BPE
 
 from confident_decoding.analysis import texts
-from confident_decoding.analysis.texts import cut, pieces, spell, visible
+from confident_decoding.analysis.texts import cut, running_text, spell, visible
 from confident_decoding.analysis.words import FUNCTION_WORDS, kind
 
 TEXTS = [
@@ -53,7 +53,7 @@ def test_function_words_are_written_as_they_are_compared():
 @pytest.mark.parametrize("text", TEXTS)
 def test_pieces_are_the_text(text, tokenizer):
     ids = tokenizer(text)["input_ids"]
-    found = pieces(tokenizer, [1, 2], ids)
+    found = running_text(tokenizer, [1, 2], ids)
     assert len(found) == len(ids)
     assert "".join(found) == text
 
@@ -61,13 +61,24 @@ def test_pieces_are_the_text(text, tokenizer):
 def test_a_character_of_several_tokens_comes_with_its_last(tokenizer):
     ids = tokenizer("🙃")["input_ids"]
     assert len(ids) > 1, "the case is too easy to mean anything"
-    assert pieces(tokenizer, [], ids) == [""] * (len(ids) - 1) + ["🙃"]
+    assert running_text(tokenizer, [], ids) == [""] * (len(ids) - 1) + ["🙃"]
 
 
 def test_tokens_that_are_no_text_do_not_stop_it(tokenizer):
     half = tokenizer("🙃")["input_ids"][0]
     rest = tokenizer(" and so on")["input_ids"]
-    assert "".join(pieces(tokenizer, [], [half] * 3 + rest)).endswith("and so on")
+    assert "".join(running_text(tokenizer, [], [half] * 3 + rest)).endswith("and so on")
+
+
+def test_a_tokenizer_without_a_stream(tokenizer):
+    """vLLM's own for Mistral, say: whole texts are decoded."""
+
+    class Plain:
+        decode = tokenizer.decode
+
+    for text in TEXTS:
+        ids = tokenizer(text)["input_ids"]
+        assert running_text(Plain(), [1, 2], ids) == running_text(tokenizer, [1, 2], ids)
 
 
 def test_bytes_that_are_no_text_do_not_stop_it():
@@ -78,7 +89,7 @@ def test_bytes_that_are_no_text_do_not_stop_it():
         backend_tokenizer = Tokenizer(BPE(vocabulary, [], byte_fallback=True, unk_token="<0x00>"))
 
     Bytes.backend_tokenizer.decoder = Sequence([Replace("▁", " "), ByteFallback(), Fuse()])
-    found = pieces(Bytes(), [257], [256, 51, 161, 257, 256])
+    found = running_text(Bytes(), [257], [256, 51, 161, 257, 256])
     assert len(found) == 5
     assert "".join(found).endswith(" the cat")
 

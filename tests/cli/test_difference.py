@@ -1,10 +1,10 @@
-"""How much two answers differ, by hand and by laws; whose text a token's is."""
+"""How much two answers differ, by hand and by laws."""
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from confident_decoding.cli.difference import compare_tokens, marked, pieces
+from confident_decoding.cli.difference import compare_tokens, marked
 
 IDS = st.lists(st.integers(0, 3), max_size=12)
 
@@ -63,35 +63,3 @@ def test_long_answers_are_aligned_whole():
 def test_marked_joins_neighbours():
     assert marked(["a", "b", "c", "", "d"], [(0, 2), (4, 1)]) == [("ab", False), ("c", True), ("d", False)]
     assert marked(["a"], []) == [("a", True)]
-
-
-@pytest.fixture(scope="module")
-def tokenizer(smollm2):
-    from transformers import AutoTokenizer
-
-    return AutoTokenizer.from_pretrained(smollm2)
-
-
-@pytest.mark.parametrize("text", ["Hello, world!\n\n  two", "é 日本語 😀👩‍👩‍👧 end", "😀", " leading", ""])
-def test_pieces_are_the_text(tokenizer, text):
-    ids = tokenizer(text)["input_ids"]
-    texts = pieces(ids, tokenizer.decode)
-    assert "".join(texts) == tokenizer.decode(ids) == text
-    assert len(texts) == len(ids)
-    assert "\N{REPLACEMENT CHARACTER}" not in "".join(texts)
-
-
-def test_a_character_cut_off_is_still_shown(tokenizer):
-    ids = tokenizer("a 😀")["input_ids"][:-1]
-    assert "".join(pieces(ids, tokenizer.decode)) == tokenizer.decode(ids)
-
-
-def test_spaces_of_a_decoder_that_drops_the_first():
-    """As SentencePiece's do: a token's space shows only behind another token."""
-    from tokenizers.decoders import Metaspace
-
-    words = ["▁The", "▁sea", "s", "▁rise", "."]
-    decoder = Metaspace()
-    assert decoder.decode(words[1:]) == "seas rise."
-    found = pieces(range(5), lambda ids: decoder.decode([words[i] for i in ids]))
-    assert found == ["The", " sea", "s", " rise", "."]

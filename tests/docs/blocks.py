@@ -50,3 +50,9 @@ def commands():
                 words = shlex.split(line, comments=True)
                 if words:
                     yield block, words
+
+
+def program(page, first_line):
+    """The Python program of a page that begins so."""
+    (block,) = (b for b in blocks() if b.page == page and b.language == "python" and b.text.startswith(first_line))
+    return block.text

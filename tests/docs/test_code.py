@@ -6,16 +6,15 @@ import sys
 
 import pytest
 from conftest import ENGINE_ENV
-from docs.blocks import blocks
+from docs.blocks import program
 
 
 def run(page, first_line, model, name):
     """Run the page's program that begins so, with the model's name replaced; what it prints."""
-    (block,) = (b for b in blocks() if b.page == page and b.language == "python" and b.text.startswith(first_line))
-    assert block.mark == "tests/docs/test_code.py"
-    assert name in block.text
+    code = program(page, first_line)
+    assert name in code
     done = subprocess.run(
-        [sys.executable, "-c", block.text.replace(name, model)],
+        [sys.executable, "-c", code.replace(name, model)],
         env={**os.environ, **ENGINE_ENV},
         capture_output=True,
         text=True,

@@ -56,6 +56,7 @@ def test_python_is_run_by_a_test():
         if block.language == "python":
             assert block.mark, f"{block}: say which test runs it: <!-- run by tests/... -->"
             assert (ROOT / block.mark).is_file(), f"{block}: {block.mark}"
+            assert f'"{block.page}"' in (ROOT / block.mark).read_text(), f"{block}: {block.mark} reads other pages"
 
 
 def test_every_configuration_shown_is_valid():
@@ -64,6 +65,21 @@ def test_every_configuration_shown_is_valid():
     for text in shown:
         if text.startswith("{"):
             ConfidentDecodingConfig.from_additional_config(json.loads(text)).resolve(36)
+
+
+def test_the_table_of_keys_is_the_configuration():
+    """It stands in README and, as the same text, on the page of the configuration."""
+    readme = (ROOT / "README.md").read_text()
+    table = readme.split("[start:keys] -->\n")[1].split("<!-- --8<-- [end:keys]")[0]
+    rows = [[cell.strip().strip("`") for cell in line.split("|")[1:4]] for line in table.strip().splitlines()[2:]]
+    written = {bool: "bool", str: "str", int: "int", float: "float", int | None: "int", float | None: "float"}
+
+    def default(value):
+        return "unset" if value is None else json.dumps(value)
+
+    fields = ConfidentDecodingConfig.model_fields
+    assert rows == [[key, written[field.annotation], default(field.default)] for key, field in fields.items()]
+    assert '--8<-- "README.md:keys"' in (ROOT / "docs/configuration.md").read_text()
 
 
 def targets():

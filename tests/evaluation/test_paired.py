@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from confident_decoding.evaluation.paired import compare, tokens_changed
+from confident_decoding.evaluation.paired import compare
 
 RIGHT_OR_WRONG = st.lists(st.tuples(st.sampled_from([0.0, 1.0]), st.sampled_from([0.0, 1.0])), min_size=1, max_size=40)
 SCORES = st.lists(st.tuples(st.floats(-5, 5), st.floats(-5, 5)), min_size=2, max_size=30)
@@ -84,18 +84,3 @@ def test_one_question_has_no_interval():
 def test_no_pairs(a, b):
     with pytest.raises(ValueError, match="no pairs"):
         compare(a, b, seed=0)
-
-
-@pytest.mark.parametrize(
-    ("a", "b", "found"),
-    [
-        ([], [], (0, 0)),
-        ([1, 2], [1, 2], (0, 2)),
-        ([1, 2, 3], [1, 9, 3], (1, 3)),
-        ([1, 2], [], (2, 2)),
-        ([1], [1, 5, 6], (2, 3)),
-    ],
-)
-def test_tokens_changed(a, b, found):
-    assert tokens_changed(a, b) == found
-    assert tokens_changed(b, a) == found

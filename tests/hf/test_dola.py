@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 import transformers
+from docs.blocks import program
 
 import confident_decoding.hf
 from confident_decoding.hf import dola
@@ -187,6 +188,15 @@ def test_tied_embeddings_of_an_image_text_model(tied):
     found = {int(depth) for depth in out.premature_depths}
     assert found <= ({4} if tied else {4, 6})
     assert dola._tied(model) is tied
+
+
+def test_the_documentations_call(model):
+    """With `model` and `inputs` as the page has them before."""
+    code, inputs = program("docs/transformers.md", "model.generate("), padded(PROMPTS)
+    found = eval(code, {"confident_decoding": confident_decoding, "model": model, "inputs": inputs})
+    standard = model.generate(**inputs, max_new_tokens=64)
+    assert found.shape == standard.shape
+    assert not torch.equal(found, standard)
 
 
 def test_examples_of_the_docstrings():

@@ -1,6 +1,7 @@
 """The real multi-process ``vllm serve``: configuration errors, the armed line, statistics, metrics."""
 
 import contextlib
+import io
 import os
 import re
 import subprocess
@@ -10,6 +11,7 @@ from pathlib import Path
 
 import pytest
 from conftest import ENGINE_ENV, on
+from docs.blocks import program
 from openai import APIStatusError, OpenAI
 from oracle import TransformersOracle
 from scraping import by_depth, scrape, settled
@@ -37,6 +39,21 @@ def complete(url, text, **options):
 
 def complete_with(url, text, p):
     return complete(url, text, extra_body={"vllm_xargs": {"confident_p": p}})
+
+
+def shown_request(url, p):
+    """What the documentation's program prints, with this ``p`` in the place of 0."""
+    code = program("docs/requests.md", "from openai import OpenAI")
+    for shown, put in {
+        "http://localhost:8000": url,
+        '"MODEL"': '"m"',
+        '"confident_p": 0': f'"confident_p": {p}',
+    }.items():
+        assert shown in code
+        code = code.replace(shown, put)
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exec(code, {})
+    return printed.getvalue().strip()
 
 
 BAD_ARGUMENTS = [{"confident_p": 3}, {"confident_select_method": "last-m40"}, {"confident_window": 3}]
@@ -131,6 +148,7 @@ def one_worker(smollm2, tmp_path_factory):
             by_p = dict(zip(asked, pool.map(lambda pair: complete_with(url, *pair), asked), strict=True))
         refusals = [refusal(url, arguments) for arguments in BAD_ARGUMENTS]
         metrics = settled(url, tokens=12 * TOKENS)
+        shown = [shown_request(url, p) for p in (0, 1)]
         files = sorted(path.name.split("_")[0] for path in temporary.glob(FILES))
     return {
         "before": before,
@@ -141,10 +159,18 @@ def one_worker(smollm2, tmp_path_factory):
         "texts": texts,
         "by_p": by_p,
         "refusals": refusals,
+        "shown": shown,
         "log": log.read_text(),
         "during": during,
         "after": [pid for pid in {*during, *processes_with(mark)} if Path(f"/proc/{pid}").exists()],
     }
+
+
+def test_the_documentations_request(one_worker):
+    standard, confident = one_worker["shown"]
+    assert "ravity" in standard
+    assert "ravity" in confident
+    assert standard != confident
 
 
 def test_armed_once_from_a_worker_process(one_worker):

@@ -143,7 +143,7 @@ def _record(
         for number, (sequence, prompt) in enumerate(sequences):
             if prompt is not None and len(sequence.seen.top_tokens):
                 prompts[number] = prompt
-            pieces = texts.pieces(engine.tokenizer, sequence.prompt, sequence.tokens.tolist())
+            pieces = texts.running_text(engine.tokenizer, sequence.prompt, sequence.tokens.tolist())
             with writing(folder):
                 writer.add(sequence, pieces)
             tokens += len(sequence.tokens)

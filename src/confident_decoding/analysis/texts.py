@@ -4,6 +4,8 @@ import re
 from collections.abc import Iterable, Iterator
 from typing import Any
 
+from confident_decoding.engines.answers import pieces
+
 REPLACEMENT = "\ufffd"
 PORTION = 1 << 17
 _MARKS = {"\n": "↵", "\t": "⇥", " ": "␣"}
@@ -23,7 +25,7 @@ def visible(text: str) -> str:
     return "".join(_MARKS.get(c) or (c if c.isprintable() else f"\\u{ord(c):04x}") for c in text)
 
 
-def pieces(tokenizer: Any, before: Iterable[int], tokens: Iterable[int]) -> list[str]:
+def running_text(tokenizer: Any, before: Iterable[int], tokens: Iterable[int]) -> list[str]:
     """The text that each of ``tokens`` adds, so that all together are the text after ``before``.
 
     A token that ends no character adds "", and the one that ends it the whole character.
@@ -35,7 +37,8 @@ def pieces(tokenizer: Any, before: Iterable[int], tokens: Iterable[int]) -> list
     """
     fast = getattr(tokenizer, "backend_tokenizer", None)
     if fast is None:
-        return [tokenizer.decode([token]) for token in tokens]
+        opening = list(before)
+        return pieces([*opening, *tokens], tokenizer.decode)[len(opening) :]
     from tokenizers.decoders import DecodeStream
 
     stream, found = DecodeStream(ids=list(before), skip_special_tokens=False), []

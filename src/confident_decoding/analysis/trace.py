@@ -28,7 +28,7 @@ class About:
         model: Its name.
         num_layers: N.
         candidates: n, depths ``0 .. n-1`` that were recorded.
-        window: K, candidate layers of the selection in the columns ``depth``, ``selected_token``, ``changed``.
+        window: K, candidate layers of the selection in the columns ``depth``, ``selected_token``, ``replaced``.
         trajectory: ``"confident"`` or ``"standard"`` answers, or ``"text"``.
         dtype: Of the model.
         versions: Of this package and of vLLM.
@@ -55,7 +55,7 @@ def schema(about: About) -> pa.Schema:
         ("depth", pa.int16()),
         ("final_token", pa.int32()),
         ("selected_token", pa.int32()),
-        ("changed", pa.bool_()),
+        ("replaced", pa.bool_()),
         ("entropy", pa.list_(pa.float32(), n)),
         ("best_token", pa.list_(pa.int32(), n)),
         ("top_tokens", pa.list_(pa.int32())),

@@ -1,8 +1,11 @@
-"""How much two answers differ, token by token; and the text of each token."""
+"""How much two answers differ, token by token."""
 
-from collections.abc import Callable, Sequence
+import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass
 from difflib import SequenceMatcher
+
+from confident_decoding.engines.answers import places_changed
 
 
 @dataclass(frozen=True)
@@ -31,45 +34,25 @@ def compare_tokens(one: Sequence[int], other: Sequence[int]) -> Difference:
         >>> found.first, found.by_position, round(found.aligned, 3)
         (1, 0.8, 0.111)
     """
-    longer = max(len(one), len(other))
-    equal = [a == b for a, b in zip(one, other, strict=False)]
-    first = equal.index(False) if False in equal else (len(equal) if len(equal) < longer else None)
+    changed, places = places_changed(one, other)
+    pairs = itertools.zip_longest(one, other)
+    first = next((place for place, (a, b) in enumerate(pairs) if a != b), None)
     matcher = SequenceMatcher(None, one, other, autojunk=False)
     kept = tuple((run.a, run.b, run.size) for run in matcher.get_matching_blocks() if run.size)
     total = len(one) + len(other)
     return Difference(
         first,
-        by_position=(longer - sum(equal)) / longer if longer else 0.0,
+        by_position=changed / places if places else 0.0,
         aligned=(total - 2 * sum(size for _, _, size in kept)) / total if total else 0.0,
         kept=kept,
     )
-
-
-def pieces(ids: Sequence[int], decode: Callable[[Sequence[int]], str]) -> list[str]:
-    """The text that each token adds; of a character in several tokens, the last one has it.
-
-    Args:
-        ids: Tokens of an answer.
-        decode: Of the tokenizer, token ids to text.
-    """
-    texts: list[str] = []
-    before, begun = 0, 0  # decoded from `before`, so that a token's text can depend on the one in front of it
-    for number in range(len(ids)):
-        known, text = decode(ids[before:begun]), decode(ids[before : number + 1])
-        last = number == len(ids) - 1
-        if text.endswith("\N{REPLACEMENT CHARACTER}") and not last:
-            texts.append("")
-            continue
-        texts.append(text[len(known) :])
-        before, begun = begun, number + 1
-    return texts
 
 
 def marked(texts: Sequence[str], kept: Sequence[tuple[int, int]]) -> list[tuple[str, bool]]:
     """``(text, changed)`` in order, neighbours of one kind joined.
 
     Args:
-        texts: Of each token (`pieces`).
+        texts: Of each token (`engines.answers.pieces`).
         kept: ``(start, length)`` of the runs that did not change.
     """
     unchanged = {position for start, length in kept for position in range(start, start + length)}

@@ -5,8 +5,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from confident_decoding.cli.difference import Difference, compare_tokens, marked, pieces
+from confident_decoding.cli.difference import Difference, compare_tokens, marked
 from confident_decoding.cli.inputs import Prompt
+from confident_decoding.engines.answers import pieces
 
 
 @dataclass(frozen=True)

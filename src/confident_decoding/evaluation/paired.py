@@ -70,16 +70,3 @@ def _interval(differences: np.ndarray, seed: int) -> tuple[float, float] | None:
         rng=np.random.default_rng(seed),
     ).confidence_interval
     return float(found.low), float(found.high)
-
-
-def tokens_changed(standard: Sequence[int], tokens: Sequence[int]) -> tuple[int, int]:
-    """Places at which two answers do not have the same token, and places in all.
-
-    Places beyond the end of the shorter answer count as changed.
-
-    Example:
-        >>> tokens_changed([5, 6, 7], [5, 9])
-        (2, 3)
-    """
-    length = max(len(standard), len(tokens))
-    return length - sum(x == y for x, y in zip(standard, tokens, strict=False)), length

@@ -9,8 +9,9 @@ from rich import box
 from rich.markup import escape
 from rich.table import Table
 
+from confident_decoding.engines.answers import places_changed
 from confident_decoding.evaluation.folder import FolderError
-from confident_decoding.evaluation.paired import Comparison, compare, tokens_changed
+from confident_decoding.evaluation.paired import Comparison, compare
 from confident_decoding.evaluation.settings import STANDARD
 
 NOT_A_MEAN = "not a mean of scores of single questions: no interval"
@@ -78,7 +79,7 @@ def _changes(pairs: list[tuple[Result, Result]]) -> dict[str, float | None]:
             answers += 1
             changed += x["answer"] != y["answer"]
             for one, other in zip(x.get("tokens", ()), y.get("tokens", ()), strict=True):
-                differ, length = tokens_changed(one, other)
+                differ, length = places_changed(one, other)
                 moved, places = moved + differ, places + length
     return {
         "answers_changed": changed / answers if answers else None,

@@ -116,7 +116,7 @@ def _arguments(plan: SelectionPlan | None, wide: SelectionPlan) -> dict[str, Any
             asked["confident_select_method"] = f"trough-{'m' if plan.shift > 0 else 'p'}{abs(plan.shift)}"
         if plan.shift <= 0:
             asked["confident_max_backtrack_layers"] = plan.window + 1
-        elif plan.candidates != wide.candidates:  # where a shallower layer than the trough is clamped
+        elif plan.candidates != wide.candidates:  # where a layer before the trough is clamped
             return None
         if plan.min_entropy:
             asked["confident_min_entropy"] = plan.min_entropy

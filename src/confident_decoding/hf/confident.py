@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from confident_decoding import planner, scan, stats
 from confident_decoding.config import SWITCH, ConfidentDecodingConfig, ConfigError, SelectionPlan
-from confident_decoding.hf.drive import check_mode, decode, sample
+from confident_decoding.hf.drive import check_call, decode, sample
 from confident_decoding.hf.own_head import Project
 from confident_decoding.hf.parts import num_layers
 from confident_decoding.hf.steer import Step
@@ -58,15 +58,14 @@ def generate(
     Raises:
         ConfigError: A setting cannot be used.
         UnsupportedModelError: The model does not show what the selection needs.
-        ValueError: The generation mode is not supported (beam search, assisted decoding, ...), or the seed is no
-            whole number.
+        ValueError: The generation mode is not supported (beam search, assisted decoding, ...), the seed is no whole
+            number, or depths are asked for without ``return_dict_in_generate=True``.
+        RuntimeError: The model is already generating with a ``custom_generate`` of this package.
     """
-    check_mode(model, generation_config)
+    check_call(model, generation_config, output_depths)
     config = _read(confident_config)
     if isinstance(confident_seed, bool) or not isinstance(confident_seed, int):
         raise ValueError(f"confident-decoding: confident_seed={confident_seed!r} is not a whole number.")
-    if output_depths and not generation_config.return_dict_in_generate:
-        raise ValueError("confident-decoding: output_depths=True needs return_dict_in_generate=True.")
     plan = config.resolve(num_layers(model))
     off = SWITCH in config.model_fields_set and not config.enable_multi_layer_entropy_selection
     if plan.selects_nothing and not off:

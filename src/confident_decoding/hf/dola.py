@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from confident_decoding.hf.drive import check_mode, decode
+from confident_decoding.hf.drive import check_call, decode
 from confident_decoding.hf.own_head import Project
 from confident_decoding.hf.parts import num_layers
 from confident_decoding.hf.steer import Step
@@ -58,14 +58,14 @@ def dola_generate(
         As ``model.generate`` without ``custom_generate``.
 
     Raises:
-        ValueError: Layers, ``relative_top`` or the generation mode cannot be used.
+        ValueError: Layers, ``relative_top`` or the generation mode cannot be used, or depths are asked for without
+            ``return_dict_in_generate=True``.
         UnsupportedModelError: The model does not show its final norm or its head.
+        RuntimeError: The model is already generating with a ``custom_generate`` of this package.
     """
-    check_mode(model, generation_config)
+    check_call(model, generation_config, output_depths)
     if not isinstance(relative_top, int | float) or not 0 <= relative_top <= 1:
         raise ValueError(f"confident-decoding: relative_top={relative_top!r} is not a number from 0 to 1.")
-    if output_depths and not generation_config.return_dict_in_generate:
-        raise ValueError("confident-decoding: output_depths=True needs return_dict_in_generate=True.")
     n = num_layers(model)
     layers = candidate_layers(dola_layers, n, _tied(model))
     depths: list[Tensor] = []

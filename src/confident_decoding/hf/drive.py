@@ -34,7 +34,7 @@ def decode(
     Args:
         model: The model that ``generate`` was called on.
         input_ids: ``[B, T]`` prompt.
-        generation_config: As ``generate`` prepared it (a copy of the user's).
+        generation_config: As ``generate`` prepared it (a copy of the user's); `check_call` has passed it.
         choose: Logits ``[B, V]`` of a step.
         wanted: Numbers of the layers whose entering streams it reads.
         final_norm: See `find_parts`.
@@ -44,10 +44,8 @@ def decode(
 
     Raises:
         UnsupportedModelError: The model does not show its parts, or the proof failed.
-        ValueError: The generation mode is not supported.
         RuntimeError: Another thread is generating with this model by way of this package.
     """
-    check_mode(model, generation_config)
     parts = find_parts(model, final_norm)
     with _lock:
         if model in _steered:
@@ -78,12 +76,12 @@ def sample(model: Any, input_ids: Tensor, *, streamer: Any = None, **arguments: 
     return model._sample(input_ids, **given, **arguments)
 
 
-def check_mode(model: Any, generation_config: Any) -> None:
+def check_call(model: Any, generation_config: Any, output_depths: bool) -> None:
     """Refuse, by name, what is neither greedy decoding nor sampling of a decoder-only model.
 
     Raises:
         UnsupportedModelError: An encoder-decoder model.
-        ValueError: A generation mode.
+        ValueError: A generation mode; or depths are asked for, and the result has no place for them.
     """
     name = type(model).__name__
     if model.config.is_encoder_decoder:
@@ -102,6 +100,8 @@ def check_mode(model: Any, generation_config: Any) -> None:
             "confident-decoding: guidance_scale (classifier-free guidance) is not supported with custom_generate: it "
             "runs the model a second time, and which layers to select there is not defined."
         )
+    if output_depths and not generation_config.return_dict_in_generate:
+        raise ValueError("confident-decoding: output_depths=True needs return_dict_in_generate=True.")
 
 
 def _given_to_generate(model: Any) -> dict[str, Any]:

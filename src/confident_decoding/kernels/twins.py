@@ -206,7 +206,7 @@ def count(
         selection: Its depths and, where they are there, entropies (rows that fell back) and top ids (rows whose
             top id changed).
         rules: Of the rows.
-        window: Deepest depth of any scan; None = a fixed layer, where rows at the final one that no rule keeps there
+        window: Largest depth of any scan; None = a fixed layer, where rows at the final one that no rule keeps there
             fell back.
     """
     depths, entropies, ids = selection.depths, selection.entropies, selection.top_ids

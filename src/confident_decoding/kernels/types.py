@@ -69,7 +69,7 @@ class Rule:
     """What ends the scan of a call's rows.
 
     Attributes:
-        window: Deepest depth that any row's scan may reach.
+        window: Largest depth that any row's scan may reach.
         rows_per_read: For the following round (`planner.look_ahead`).
         rows: What each row may do.
     """

@@ -34,7 +34,7 @@ class RequestSettings:
 
     Attributes:
         p: Probability of the selected layer.
-        limit: Deepest depth that the scan may reach; 0 = no scan.
+        limit: Largest depth that the scan may reach; 0 = no scan.
         shift: Added to the trough.
         threshold: Nats; see `RowRules.thresholds`.
     """
@@ -102,7 +102,7 @@ def _scan_of(asked: RequestArguments, plan: SelectionPlan, select_method: str) -
         parsed = Method("trough", plan.shift) if method is None else Method.parse(method)
     except ValueError as error:
         raise _not_valid("confident_select_method", method, f"It is an {error}.") from None
-    deepest = len(plan.depths) - 1
+    largest = len(plan.depths) - 1
     if parsed.fixed_depth is not None:
         for key in ("confident_max_backtrack_layers", "confident_min_entropy"):
             if (value := getattr(asked, key)) is not None:
@@ -111,10 +111,10 @@ def _scan_of(asked: RequestArguments, plan: SelectionPlan, select_method: str) -
     else:
         shift, needed = parsed.shift, min(limit + max(parsed.shift, 0), plan.candidates - 1)
         if layers is not None and layers < plan.candidates and shift > 0:
-            why = f"A shallower layer than the trough (trough-m{shift}) can lie beyond a request's own window."
+            why = f"A layer before the trough (trough-m{shift}) can lie beyond a request's own window."
             raise _not_valid("confident_max_backtrack_layers", layers, why)
-    if needed > deepest:
-        why = f"It needs the layer {needed} before the final one, and this server captures {deepest} of those."
+    if needed > largest:
+        why = f"It needs the layer {needed} before the final one, and this server captures {largest} of those."
         raise _not_valid("confident_select_method", method, why)
     return limit, shift
 
