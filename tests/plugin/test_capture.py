@@ -90,3 +90,6 @@ def test_only_final_states_are_unpacked(reads_captured_states):
     unpack_for_drafter(runner, 3 * H, H)
     drafter.propose(target_hidden_states=torch.zeros(5, 3 * H))
     assert seen == [3 * H if reads_captured_states else H]
+    table = torch.zeros(5, 3 * H, dtype=torch.int32)  # of token ids, by accident as wide
+    drafter.propose(target_hidden_states=table)
+    assert seen[1] == 3 * H

@@ -39,7 +39,7 @@ def test_versions(version, refused, warned):
     ("changes", "named"),
     [
         ({"speculative_config": types.SimpleNamespace(method=m)}, m)
-        for m in ("medusa", "dflash", "dspark", "mlp_speculator", "extract_hidden_states", "custom_class")
+        for m in ("medusa", "ngram_gpu", "dflash", "dspark", "mlp_speculator", "extract_hidden_states", "custom_class")
     ]
     + [
         ({"cache_config": types.SimpleNamespace(kv_sharing_fast_prefill=True)}, "--kv-sharing-fast-prefill"),
@@ -68,9 +68,15 @@ def test_all_are_refused_in_one_message_that_says_what_to_do():
     compat.refuse_unsupported(config_with())
 
 
-@pytest.mark.parametrize("method", ["ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp"])
+@pytest.mark.parametrize("method", ["ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp"])
 def test_speculation_whose_drafter_gets_what_it_reads_is_allowed(method):
     assert (
         list(compat.unsupported_combinations(config_with(speculative_config=types.SimpleNamespace(method=method))))
         == []
     )
+
+
+@pytest.mark.parametrize(("value", "refused"), [("1", True), ("0", False), ("", False)])
+def test_a_front_end_without_our_hook_is_refused(value, refused, monkeypatch):
+    monkeypatch.setenv("VLLM_USE_RUST_FRONTEND", value)
+    assert [("Rust" in problem) for problem in compat.unsupported_combinations(config_with())] == [True] * refused

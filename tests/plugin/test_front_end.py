@@ -31,3 +31,46 @@ def test_only_with_metrics_on_does_the_front_end_offer_a_folder(metrics_on, stag
     vllm_config = config_with(parallel_config=types.SimpleNamespace(pipeline_parallel_size=stages))
     assert module.InputProcessor(vllm_config, None).built is vllm_config
     assert offers == [vllm_config] * offered
+
+
+SHARDED = types.SimpleNamespace(pipeline_parallel_size=1, enable_batch_sharded_sampling=True)
+PLAIN = types.SimpleNamespace(pipeline_parallel_size=1)
+STAGES = types.SimpleNamespace(pipeline_parallel_size=16)
+
+
+@pytest.mark.parametrize(
+    ("p", "parallel", "problem", "params", "says"),
+    [
+        (0.5, PLAIN, None, {"seed": 1}, None),
+        (0.5, SHARDED, None, {"seed": 1}, "a seed, which would decide where p=0.5 mixes, here: with enable_batch"),
+        (0.5, PLAIN, "renamed", {"seed": 1}, r"a seed, .* cannot tell requests apart \(renamed\)"),
+        (0.5, SHARDED, None, {"seed": None}, None),
+        (1.0, SHARDED, "renamed", {"seed": 1}, None),
+        (0.5, STAGES, None, {"seed": 1}, None),  # not active there
+        (0.5, PLAIN, None, {"seed": 1, "prompt_logprobs": 1}, None),
+        (1.0, SHARDED, None, {"extra_args": {"confident_p": 0}}, r"confident_\* arguments here: with enable_batch"),
+        (1.0, STAGES, None, {"extra_args": {"confident_p": 0}}, "not active on this server"),
+        (1.0, PLAIN, None, {"extra_args": {"confident_p": 0}, "prompt_logprobs": 0}, "prompt_logprobs is of the"),
+        (
+            1.0,
+            PLAIN,
+            None,
+            {"extra_args": {"confident_p": 0}, "prompt_logprob_token_ids": [[3]]},
+            "prompt_logprob_token_ids is of the server's settings",
+        ),
+        (1.0, PLAIN, None, {"extra_args": {"confident_p": 0}, "prompt_logprobs": None}, None),
+    ],
+)
+def test_what_a_request_cannot_have_is_refused_and_never_ignored(p, parallel, problem, params, says, monkeypatch):
+    config = ConfidentDecodingConfig(p=p)
+    monkeypatch.setattr(runner, "problem", lambda: problem)
+    request = types.SimpleNamespace(**params)
+
+    def validate():
+        front_end.validate_request(request, config_with(parallel_config=parallel), config, config.resolve(30))
+
+    if says is None:
+        validate()
+        return
+    with pytest.raises(ValueError, match=says):
+        validate()

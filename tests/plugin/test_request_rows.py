@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from confident_decoding.config import ConfidentDecodingConfig
-from confident_decoding.plugin.request_rows import RequestRows
+from confident_decoding.plugin.request_rows import RequestRows, Sampled
 from confident_decoding.selection import hashed_draws
 
 CPU = torch.device("cpu")
@@ -18,21 +18,16 @@ def rows_of(seed=0, **server):
     return RequestRows(config.resolve(12), config.select_method, seed)
 
 
-def new(request_id, computed=0, seed=None, **extra_args):
+def new(request_id, seed=None, **extra_args):
     params = SimpleNamespace(extra_args=extra_args or None, seed=seed)
-    return SimpleNamespace(req_id=request_id, sampling_params=params, num_computed_tokens=computed)
+    return SimpleNamespace(req_id=request_id, sampling_params=params)
 
 
-def step(rows, arrived=(), cached=None, finished=(), order=(), scheduled=None):
-    """Begin a step; ``order`` is ``[(request, rows)]``."""
-    cached = cached or {}
-    output = SimpleNamespace(
-        scheduled_new_reqs=list(arrived),
-        scheduled_cached_reqs=SimpleNamespace(req_ids=list(cached), num_computed_tokens=list(cached.values())),
-        finished_req_ids=set(finished),
-        num_scheduled_tokens=scheduled or dict(order),
-    )
-    rows.begin(output, lambda: ([name for name, _ in order], [count for _, count in order]))
+def step(rows, arrived=(), finished=(), order=(), positions=None):
+    """Begin a step; ``order`` is ``[(request, rows)]``, ``positions`` the place of each row in its sequence."""
+    output = SimpleNamespace(scheduled_new_reqs=list(arrived), finished_req_ids=set(finished))
+    sampled = Sampled([name for name, _ in order], [count for _, count in order], lambda: torch.tensor(positions))
+    rows.begin(output, lambda: sampled)
 
 
 def test_no_request_with_settings_costs_nothing():
@@ -65,9 +60,9 @@ def test_requests_leave():
     rows = rows_of()
     step(rows, [new("a", confident_p=0)], order=[("a", 1)])
     assert rows.rules(1, CPU) is not None
-    step(rows, [new("b")], cached={"a": 1}, order=[("b", 1), ("a", 1)])
+    step(rows, [new("b")], order=[("b", 1), ("a", 1)])
     assert rows.rules(2, CPU).limits.tolist() == [9, -1]
-    step(rows, finished=["a"], cached={"b": 1}, order=[("b", 1)])
+    step(rows, finished=["a"], order=[("b", 1)])
     assert rows.rules(1, CPU) is None
 
 
@@ -97,12 +92,10 @@ def limits_over_steps(seed, position_of_row=0, others=0, engine_seed=0, tokens=6
     found = []
     names = [f"other{i}" for i in range(others)]
     for token in range(tokens):
-        arrived = [new("a", 0, seed), *(new(name, 0, 7 + i) for i, name in enumerate(names))] if token == 0 else []
-        computed = {} if token == 0 else {"a": 4 + token, **dict.fromkeys(names, 4 + token)}
+        arrived = [new("a", seed), *(new(name, 7 + i) for i, name in enumerate(names))] if token == 0 else []
         order = [(name, 1) for name in names]
         order.insert(min(position_of_row, others), ("a", 1))
-        scheduled = dict.fromkeys(["a", *names], 5 if token == 0 else 1)
-        step(rows, arrived, computed, order=order, scheduled=scheduled)
+        step(rows, arrived, order=order, positions=[4 + token] * (1 + others))
         rules = rows.rules(1 + others, CPU)
         found.append(int(rules.limits[min(position_of_row, others)]))
     return found
@@ -128,12 +121,31 @@ def test_unseeded_requests_draw_by_engine_seed_and_call():
 
 def test_the_rows_of_drafts_have_positions_of_their_own():
     rows = rows_of(p=0.5)
-    step(rows, [new("a", 0, 5)], order=[("a", 1)], scheduled={"a": 4})
-    rows.rules(1, CPU)
-    step(rows, cached={"a": 4}, order=[("a", 6)], scheduled={"a": 6})
+    step(rows, [new("a", 5)], order=[("a", 6)], positions=[*range(4, 10)])
     limits = rows.rules(6, CPU).limits.tolist()
     expected = hashed_draws(torch.arange(4, 10), torch.full((6,), 5)) < 0.5
     assert limits == torch.where(expected, 9, -1).tolist()
+
+
+def test_only_seeds_that_mix_ask_the_device_for_positions():
+    """Elsewhere the host knows all that decides."""
+    asked = []
+    rows = rows_of()
+    for settings in ({"confident_p": 0}, {"confident_p": 0.5}, {"confident_p": 0.5, "seed": 3}):
+        step(rows, [new("a", **settings)], order=[("a", 1)])
+        sampled = Sampled(["a"], [1], lambda: asked.append(1) or torch.tensor([7]))
+        rows.order = lambda sampled=sampled: sampled
+        rows.rules(1, CPU)
+        assert len(asked) == ("seed" in settings)
+
+
+def test_calls_with_rules_draw_other_numbers_than_calls_without():
+    """Both count from one, with the engine's seed."""
+    rows = rows_of(3, p=0.5)
+    ids = [f"r{i}" for i in range(40)]
+    step(rows, [new(name, confident_p=0.5) for name in ids], order=[(name, 1) for name in ids])
+    without = torch.where(hashed_draws(torch.arange(40), 3, 1) < 0.5, 9, -1)
+    assert rows.rules(40, CPU).limits.tolist() != without.tolist()
 
 
 def test_a_bad_argument_that_slipped_past_the_front_end_does_not_end_the_engine(caplog):

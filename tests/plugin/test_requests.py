@@ -102,10 +102,11 @@ def together(run_engines, path):
         {"prompts": PROMPTS[:1], "sampling": [{**mixing(5), "temperature": 0.8}]},
         {"prompts": PROMPTS[:1], "sampling": [{**mixing(5), "temperature": 0.8, "n": 3}]},
     ]
+    seeded = {"prompts": MANY, "sampling": [mixing(number) for number in range(len(MANY))]}
     of_standard = {"prompts": MANY, "sampling": [asked({"confident_p": number % 2}) for number in range(len(MANY))]}
     jobs = []
     for name, (config, options) in ENGINES.items():
-        calls = [of_standard] if name == "standard by default" else [call]
+        calls = [of_standard] if name == "standard by default" else [call, seeded]
         job = {"engine": tiny_engine(path, config, **options), "calls": calls}
         job["counters"] = name == "preemption"
         if name == "default":
@@ -125,7 +126,9 @@ def together(run_engines, path):
     )
     results = dict(zip([*ENGINES, "mixing"], run_engines(jobs), strict=True))
     # ngram speculation imports numba, after which this vLLM cannot start another engine in the process.
-    (results["ngram"],) = run_engines([{"engine": tiny_engine(path, on(), speculative_config=NGRAM), "calls": [call]}])
+    (results["ngram"],) = run_engines(
+        [{"engine": tiny_engine(path, on(), speculative_config=NGRAM), "calls": [call, seeded]}]
+    )
     return results
 
 
@@ -135,10 +138,10 @@ def test_the_kinds_differ(alone):
     assert len(set(answers.values())) == len(SERVERS)
 
 
-@pytest.mark.parametrize(
-    "engine",
-    ["default", "chunked prefill", "preemption", "prefix cache, more requests than seats", "ngram"],
-)
+ALL = ["default", "chunked prefill", "preemption", "prefix cache, more requests than seats", "ngram"]
+
+
+@pytest.mark.parametrize("engine", ALL)
 def test_every_request_is_answered_as_by_a_server_of_its_settings(engine, together, alone):
     pairs, _ = mixture()
     tokens = together[engine]["calls"][0]["tokens"]
@@ -169,7 +172,7 @@ def test_requests_that_are_not_valid_are_refused_by_name_and_the_engine_lives(to
 
 
 def test_a_seeded_request_mixes_the_same_whatever_is_beside_it(together, alone):
-    first, among, other_seed, sampled, several = (call["tokens"] for call in together["default"]["calls"][1:])
+    first, among, other_seed, sampled, several = (call["tokens"] for call in together["default"]["calls"][2:])
     assert among[7] == first[0]
     prompt = tuple(PROMPTS[0])
     assert first[0][0] not in (alone["default"][prompt], alone["off"][prompt]), "it must mix"
@@ -179,10 +182,17 @@ def test_a_seeded_request_mixes_the_same_whatever_is_beside_it(together, alone):
     assert len({tuple(tokens) for tokens in several[0]}) > 1
 
 
+@pytest.mark.parametrize("engine", ALL[1:])
+def test_a_seed_mixes_the_same_however_its_rows_come(engine, together):
+    """In parts, again after preemption, from the cache, as drafts that are verified."""
+    found = together[engine]["calls"][1]["tokens"]
+    assert found == together["default"]["calls"][1]["tokens"]
+
+
 def test_the_servers_own_mixing_follows_a_requests_seed(together):
     first, among = (call["tokens"] for call in together["mixing"]["calls"])
     assert among[7] == first[0]
-    assert first[0] == together["default"]["calls"][1]["tokens"][0]
+    assert first[0] == together["default"]["calls"][2]["tokens"][0]
 
 
 def test_statistics_count_what_was_selected(together, alone):

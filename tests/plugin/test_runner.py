@@ -4,6 +4,7 @@ import logging
 import sys
 import types
 
+import numpy as np
 import pytest
 import torch
 
@@ -24,6 +25,7 @@ def test_rows_are_told_by_the_callers_name():
     assert caller_of("_dummy_sampler_run", True)(True) == "warmup"
     assert caller_of("_get_prompt_logprobs_dict", True)(True) == "prompt"
     assert caller_of("chunks", True, "vllm/v1/worker/gpu/sample/prompt_logprob.py")(True) == "prompt"
+    assert caller_of("sample", True, "/home/prompt_logprobs/vllm/v1/worker/gpu/model_runner.py")(True) == "sampled"
 
     # vLLM's warm-up runs whole steps through execute_model: told by a caller further up, until serving.
     def compile_or_warm_up_model(serving):
@@ -85,3 +87,31 @@ def test_a_drafter_whose_propose_is_another_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"BaseSpeculator\.propose takes .* expected .*last_hidden_states"):
         install._hook_runners(torch.nn.Linear(1, 1), drafts)
     install._hook_runners(torch.nn.Linear(1, 1), types.SimpleNamespace(speculative_config=None))
+
+
+def test_the_first_runners_rows_have_the_positions_of_its_device():
+    """Which are right where the scheduler's count assumes that drafts were accepted (asynchronous scheduling)."""
+    output = types.SimpleNamespace(
+        num_scheduled_tokens={"a": 3, "b": 5, "c": 1}, scheduled_spec_decode_tokens={"a": [7, 7]}
+    )
+    batch = types.SimpleNamespace(req_ids=["b", "a", "c"])
+    held = torch.tensor([0, 1, 2, 3, 4, 50, 51, 52, 90, 0, 0])
+    kept = types.SimpleNamespace(begin=lambda _, order: setattr(kept, "order", order))
+    runner._begin_first(types.SimpleNamespace(input_batch=batch, positions=held), kept, output)
+    sampled = kept.order()
+    assert (sampled.ids, sampled.counts) == (["b", "a", "c"], [1, 3, 1])
+    assert sampled.positions().tolist() == [4, 50, 51, 52, 90]
+
+
+def test_the_second_runners_rows_have_the_positions_of_its_batch():
+    batch = types.SimpleNamespace(
+        req_ids=["b", "a"],
+        cu_num_logits_np=np.array([0, 1, 4, 0, 0]),
+        positions=torch.tensor([3, 4, 50, 51, 52, 0]),
+        logits_indices=torch.tensor([1, 2, 3, 4, 5]),
+    )
+    kept = types.SimpleNamespace()
+    runner._sample(types.SimpleNamespace(), kept, None, batch)
+    sampled = kept.order()
+    assert (sampled.ids, sampled.counts) == (["b", "a"], [1, 3])
+    assert sampled.positions().tolist() == [4, 50, 51, 52]

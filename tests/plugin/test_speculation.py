@@ -16,6 +16,7 @@ PROMPTS = [[5, 6, 7, 8], [9, 10, 11], list(range(20, 50))]
 CALLS = [
     {"prompts": PROMPTS, "sampling": greedy(24)},
     {"prompts": PROMPTS, "sampling": [greedy(24, extra_args={"confident_p": p}) for p in (0, 1, 0)]},
+    {"prompts": PROMPTS, "sampling": [greedy(24, seed=n, extra_args={"confident_p": 0.5}) for n in range(3)]},
 ]
 SETTINGS = ("off", "p zero", "on")
 
@@ -68,7 +69,7 @@ def results(run_engines, drafting):
         for setting in SETTINGS:
             for drafts in (False, True) if setting != "p zero" else (True,):
                 extra = {"speculative_config": {"num_speculative_tokens": 2, **speculation}} if drafts else {}
-                calls = CALLS[: 2 if setting == "on" else 1]
+                calls = CALLS[: 3 if setting == "on" else 1]
                 engine = tiny_engine(model, config(setting, keys), disable_log_stats=False, **options, **extra)
                 job = {"engine": engine, "calls": calls, "counters": True, "drafts": drafts}
                 if job not in jobs:
@@ -110,5 +111,6 @@ def test_the_drafter_gets_the_final_hidden_states(method, results):
 def test_layers_are_selected(method, results):
     tokens = [results[method, setting, True]["calls"][0]["tokens"] for setting in SETTINGS]
     assert tokens[0] == tokens[1] != tokens[2]
-    by_request = results[method, "on", True]["calls"][1]["tokens"]
+    by_request, mixed = (call["tokens"] for call in results[method, "on", True]["calls"][1:])
     assert by_request == [tokens[0][0], tokens[2][1], tokens[0][2]]
+    assert mixed not in tokens

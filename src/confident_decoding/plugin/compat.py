@@ -1,5 +1,6 @@
 """What can run: vLLM versions, and combinations that are refused at startup by name."""
 
+import os
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -12,7 +13,7 @@ SUPPORTED = ((0, 26), (0, 33))
 
 RANGE = " to ".join(".".join(map(str, version)) for version in SUPPORTED)
 
-SPECULATION = ("ngram", "ngram_gpu", "suffix", "draft_model", "eagle", "eagle3", "mtp")
+SPECULATION = ("ngram", "suffix", "draft_model", "eagle", "eagle3", "mtp")
 """Speculative methods that work: they need no hidden state of the target model, or get their own (`drafting`)."""
 DRAFTS_FROM_FINAL_STATES = ("eagle", "eagle3", "mtp")
 """Those of them whose drafters are given the final state, in one of the model runners at least."""
@@ -60,6 +61,8 @@ def unsupported_combinations(vllm_config: Any) -> Iterator[str]:
     parallel = vllm_config.parallel_config
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         yield "prefill context parallelism (--prefill-context-parallel-size)"
+    if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
+        yield "vLLM's Rust front end (VLLM_USE_RUST_FRONTEND): requests' own settings would not be checked"
     if getattr(parallel, "use_ubatching", False):
         yield (
             "dual-batch overlap (--enable-dbo, --ubatch-size): the model's output is put together from pieces, which "

@@ -75,7 +75,7 @@ CONTRACTS: tuple[Contract, ...] = (
     *PROPOSERS,
     ADAPTERS,
     # What tells which rows belong to which request (runner.py, request_rows.py).
-    Contract(_V1, "GPUModelRunner", attributes=("input_batch",)),
+    Contract(_V1, "GPUModelRunner", attributes=("input_batch", "positions")),
     # Whether a drafter reads captured states (drafting.py), and how it asks for them (capture.py).
     Contract(_V1, "GPUModelRunner", attributes=("use_aux_hidden_state_outputs",)),
     Contract(_V1, "GPUModelRunner._setup_eagle3_aux_hidden_state_outputs", mentions=("set_aux_hidden_state_layers",)),
@@ -86,23 +86,23 @@ CONTRACTS: tuple[Contract, ...] = (
         ("model", "spec_config"),
         mentions=("set_aux_hidden_state_layers",),
     ),
-    Contract("vllm.v1.worker.gpu.input_batch", "InputBatch", attributes=("req_ids", "cu_num_logits_np")),
+    Contract(
+        "vllm.v1.worker.gpu.input_batch",
+        "InputBatch",
+        attributes=("req_ids", "cu_num_logits_np", "positions", "logits_indices"),
+    ),
     Contract(
         "vllm.v1.core.sched.output",
         "SchedulerOutput",
         attributes=(
             "scheduled_new_reqs",
-            "scheduled_cached_reqs",
             "num_scheduled_tokens",
             "scheduled_spec_decode_tokens",
             "finished_req_ids",
         ),
     ),
     Contract("vllm.exceptions", "VLLMValidationError.__init__", ("message",)),
-    Contract("vllm.v1.core.sched.output", "CachedRequestData", attributes=("req_ids", "num_computed_tokens")),
-    Contract(
-        "vllm.v1.core.sched.output", "NewRequestData", attributes=("req_id", "sampling_params", "num_computed_tokens")
-    ),
+    Contract("vllm.v1.core.sched.output", "NewRequestData", attributes=("req_id", "sampling_params")),
     Contract(_LP, "LogitsProcessor", attributes=("scale", "soft_cap", "org_vocab_size", "logits_as_input")),
     Contract(_LP, "LogitsProcessor.forward", ("lm_head", "hidden_states"), mentions=("soft_cap", "scale")),
     Contract(

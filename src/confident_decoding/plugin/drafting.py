@@ -38,7 +38,8 @@ def unpack_for_drafter(runner: Any, width: int, hidden: int) -> None:
         return  # this one gets captured states alone, side by side; they can be as wide as a packed row
 
     def final(value: Any) -> Any:
-        packed = isinstance(value, Tensor) and value.ndim == 2 and value.shape[1] == width
+        states = isinstance(value, Tensor) and value.is_floating_point()  # a table of tokens may be as wide
+        packed = states and value.ndim == 2 and value.shape[1] == width
         return value[:, :hidden].contiguous() if packed else value
 
     @functools.wraps(propose)

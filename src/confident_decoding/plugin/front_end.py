@@ -83,20 +83,28 @@ def validate_request(params: Any, vllm_config: Any, config: ConfidentDecodingCon
         ValueError: They are not valid, or cannot be had here.
     """
     settings = request_settings(getattr(params, "extra_args", None), plan, config.select_method)
-    if settings is None:
-        return
     parallel = vllm_config.parallel_config
-    if problem := stages.misfit(plan, parallel.pipeline_parallel_size):
-        why = f"Confident Decoding is not active on this server: {problem}"
+    inactive = stages.misfit(plan, parallel.pipeline_parallel_size)
+    seeded = getattr(params, "seed", None) is not None and 0 < plan.p < 1 and not inactive
+    if settings is None and not seeded:
+        return
+    scored = [name for name in _OF_PROMPTS if getattr(params, name, None) is not None]
+    if inactive:
+        why = f"Confident Decoding is not active on this server: {inactive}"
     elif getattr(parallel, "enable_batch_sharded_sampling", None):
         why = "with enable_batch_sharded_sampling, rows are sampled in another order than requests have"
-    elif getattr(params, "prompt_logprobs", None) is not None:
-        why = "prompt_logprobs are of the server's settings, and cannot be combined with a request's own"
     elif problem := runner.problem():
         why = f"this vLLM's model runner cannot tell requests apart ({problem})"
+    elif settings is not None and scored:
+        why = f"{scored[0]} is of the server's settings, and cannot be combined with a request's own"
     else:
         return
-    raise ValueError(f"confident-decoding: a request cannot have {PREFIX}* arguments here: {why}.")
+    what = f"{PREFIX}* arguments" if settings is not None else f"a seed, which would decide where p={plan.p:g} mixes,"
+    raise ValueError(f"confident-decoding: a request cannot have {what} here: {why}.")
+
+
+_OF_PROMPTS = ("prompt_logprobs", "prompt_logprob_token_ids")
+"""Parameters that ask for scores of prompt tokens; vLLM has the second since 0.31, with the second model runner."""
 
 
 def validate(vllm_config: Any) -> tuple[ConfidentDecodingConfig, SelectionPlan] | None:

@@ -13,8 +13,27 @@ from confident_decoding.plugin.request_settings import RequestSettings, request_
 from confident_decoding.selection import RowRules, as_int64, hashed_draws
 
 logger = logging.getLogger("vllm.confident_decoding")
-Order = Callable[[], tuple[Sequence[str], Sequence[int]]]
-"""Request ids in the order of the rows to be sampled, and how many rows each has."""
+_OF_CALLS = 1
+"""Key of the draws by calls here; those of a server whose p is the same for all rows have none (head.py)."""
+
+
+@dataclass(frozen=True)
+class Sampled:
+    """The B rows of a step's sampling call.
+
+    Attributes:
+        ids: Requests, in the order of their rows.
+        counts: Rows of each.
+        positions: ``[B]`` int64 on the device, each row's place in its sequence. From the model runner's own tensor:
+            under asynchronous scheduling the host does not know how many drafts of the last step were accepted.
+    """
+
+    ids: Sequence[str]
+    counts: Sequence[int]
+    positions: Callable[[], Tensor]
+
+
+Order = Callable[[], Sampled]
 
 
 @dataclass(frozen=True)
@@ -36,7 +55,6 @@ class RequestRows:
         self._plan, self._select_method, self._seed = plan, select_method, seed
         self._default = RequestSettings(plan.p, plan.window, plan.shift, plan.min_entropy)
         self._requests: dict[str, _Request] = {}
-        self._step: Any = None
         self._calls = 0
         self.order: Order | None = None
 
@@ -47,7 +65,7 @@ class RequestRows:
             scheduler_output: vLLM's ``SchedulerOutput``.
             order: Of the rows to be sampled, asked for only where it matters.
         """
-        self._step, self.order = scheduler_output, order
+        self.order = order
         for request_id in scheduler_output.finished_req_ids:
             self._requests.pop(request_id, None)
         for new in scheduler_output.scheduled_new_reqs:
@@ -79,7 +97,8 @@ class RequestRows:
         """
         if not self._requests or self.order is None:
             return None
-        ids, counts = self.order()
+        sampled = self.order()
+        ids, counts = sampled.ids, sampled.counts
         if not any(request_id in self._requests for request_id in ids):
             return None
         if sum(counts) != rows:
@@ -95,49 +114,36 @@ class RequestRows:
             return torch.tensor(values, dtype=dtype).repeat_interleave(repeats)
 
         settings = [request.settings for request in requests]
-        rules = RowRules(
-            self._plan.candidates,
-            each([one.limit for one in settings], torch.int32),
-            self._plan.shift,
-            self._plan.min_entropy,
-        )
-        p = each([one.p for one in settings], torch.float64)
-        if bool((p < 1).any()):
-            rules = rules.mixed(self._draws(ids, counts, requests, each), p)
-        assert isinstance(rules.limits, Tensor)
-        rules = replace(rules, limits=_sent(rules.limits, device))
+        limits = each([one.limit if one.p > 0 else -1 for one in settings], torch.int32)
+        rules = RowRules(self._plan.candidates, sent(limits, device), self._plan.shift, self._plan.min_entropy)
+        if any(0 < one.p < 1 for one in settings):
+            p = sent(each([one.p for one in settings], torch.float64), device)
+            rules = rules.mixed(self._draws(rows, requests, each, sampled.positions, device), p)
         if all((one.shift, one.threshold) == (self._plan.shift, self._plan.min_entropy) for one in settings):
             return rules
         # Both or none, so that kernels have few forms.
         shifts = each([one.shift for one in settings], torch.int32)
         thresholds = each([one.threshold for one in settings], torch.float32)
-        return replace(rules, shifts=_sent(shifts, device), thresholds=_sent(thresholds, device))
+        return replace(rules, shifts=sent(shifts, device), thresholds=sent(thresholds, device))
 
     def _draws(
         self,
-        ids: Sequence[str],
-        counts: Sequence[int],
+        rows: int,
         requests: list[_Request],
         each: Callable[[list[Any], torch.dtype], Tensor],
+        positions: Callable[[], Tensor],
+        device: torch.device,
     ) -> Tensor:
         """One draw a row ``[B]`` float64: of the request's seed and the position, or of the engine's and the call."""
         self._calls += 1
-        computed = {new.req_id: new.num_computed_tokens for new in self._step.scheduled_new_reqs}
-        cached = self._step.scheduled_cached_reqs
-        computed.update(zip(cached.req_ids, cached.num_computed_tokens, strict=True))
-        positions = torch.tensor(
-            [
-                computed[request_id] + self._step.num_scheduled_tokens[request_id] - count + place
-                for request_id, count in zip(ids, counts, strict=True)
-                for place in range(count)
-            ]
-        )
-        by_call = hashed_draws(torch.arange(len(positions)), self._seed, self._calls)
-        seeded = each([request.seed is not None for request in requests], torch.bool)
-        seeds = each([as_int64(request.seed or 0) for request in requests], torch.int64)
-        return torch.where(seeded, hashed_draws(positions, seeds), by_call)
+        draws = sent(hashed_draws(torch.arange(rows), self._seed, self._calls, _OF_CALLS), device)
+        if all(request.seed is None for request in requests):
+            return draws
+        seeded = sent(each([request.seed is not None for request in requests], torch.bool), device)
+        seeds = sent(each([as_int64(request.seed or 0) for request in requests], torch.int64), device)
+        return torch.where(seeded, hashed_draws(positions(), seeds), draws)
 
 
-def _sent(values: Tensor, device: torch.device) -> Tensor:
-    """On its way to the device; the host does not wait."""
+def sent(values: Tensor, device: torch.device) -> Tensor:
+    """A host tensor on its way to the device; the host does not wait."""
     return values.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else values.to(device)

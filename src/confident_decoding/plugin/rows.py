@@ -29,7 +29,7 @@ def classify(caller: FrameType, serving: bool) -> Rows:
     code = caller.f_code
     if code.co_name in _WARM_UP:
         return "warmup"
-    if "prompt_logprob" in code.co_name or "prompt_logprob" in code.co_filename:
+    if "prompt_logprob" in code.co_name or code.co_filename.endswith("/prompt_logprob.py"):
         return "prompt"
     if not serving:
         frame: FrameType | None = caller

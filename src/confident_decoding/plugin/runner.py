@@ -6,14 +6,18 @@ requests are refused by the front end, and all others are served. Drafters need 
 
 import functools
 import importlib
+import itertools
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from confident_decoding.plugin import borrowed, contracts
 from confident_decoding.plugin.drafting import unpack_for_drafter
-from confident_decoding.plugin.request_rows import RequestRows
+from confident_decoding.plugin.request_rows import RequestRows, Sampled, sent
 from confident_decoding.plugin.wrapping import is_wrapped, mark
 
 ATTRIBUTE = "confident_decoding_installed"
@@ -95,10 +99,19 @@ def _installed(runner: Any) -> Installed | None:
 def _begin_first(runner: Any, rows: RequestRows, scheduler_output: Any, *_: Any, **__: Any) -> None:
     """V1: rows are in the order of the runner's persistent batch, which is settled by the time it samples."""
 
-    def order() -> tuple[Sequence[str], Sequence[int]]:
+    def order() -> Sampled:
         ids = runner.input_batch.req_ids
         drafts = scheduler_output.scheduled_spec_decode_tokens
-        return ids, [1 + len(drafts.get(request_id, ())) for request_id in ids]
+        counts = [1 + len(drafts.get(request_id, ())) for request_id in ids]
+
+        def positions() -> Tensor:
+            """Tokens are in the order of the batch; a request's last ones are sampled."""
+            ends = itertools.accumulate(scheduler_output.num_scheduled_tokens[request_id] for request_id in ids)
+            places = [end - count + row for end, count in zip(ends, counts, strict=True) for row in range(count)]
+            held: Tensor = runner.positions
+            return held[sent(torch.tensor(places), held.device)]
+
+        return Sampled(ids, counts, positions)
 
     rows.begin(scheduler_output, order)
 
@@ -112,8 +125,11 @@ def _sample(runner: Any, rows: RequestRows, _: Any, input_batch: Any, *__: Any, 
     if getattr(runner, "batch_sharder", None) is not None:  # it samples rows in another order
         return
 
-    def order() -> tuple[Sequence[str], Sequence[int]]:
+    def order() -> Sampled:
         cumulated = input_batch.cu_num_logits_np[: len(input_batch.req_ids) + 1]
-        return input_batch.req_ids, (cumulated[1:] - cumulated[:-1]).tolist()
+        counts = (cumulated[1:] - cumulated[:-1]).tolist()
+        return Sampled(
+            input_batch.req_ids, counts, lambda: input_batch.positions[input_batch.logits_indices[: sum(counts)]]
+        )
 
     rows.order = order
