@@ -30,7 +30,7 @@ types: setup
 	$(RUN) -m mypy
 
 unit: setup
-	$(RUN) -m pytest -m "not engine and not server and not slow" --ignore tests/kernels $(ARGS)
+	$(RUN) -m pytest -n 2 --dist loadfile -m "not engine and not server and not slow" --ignore tests/kernels $(ARGS)
 
 kernels: setup   ## the Triton kernels against their twins, in Triton's interpreter
 	TRITON_INTERPRET=1 PYTHONPATH=.venv/triton $(RUN) -m pytest -n 2 tests/kernels $(ARGS)

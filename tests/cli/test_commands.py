@@ -158,7 +158,7 @@ def test_bench_starts_no_engine_that_would_measure_something_else(smollm2, optio
 
 
 def test_bench_says_which_engine_failed(smollm2):
-    done = command("bench", smollm2, "--one-at-a-time", "--vllm", "--num-gpu-blocks-override 1")
+    done = command("bench", smollm2, "--one-at-a-time", "--vllm", "--enforce-eager --num-gpu-blocks-override 1")
     assert done.returncode == 1
     assert done.stderr.startswith("error: the stock engine failed:")
     assert "memory for the cache" in done.stderr
