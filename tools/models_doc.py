@@ -118,7 +118,7 @@ def others() -> str:
             by_kind[row["capture"]].append(f"`{row['architecture']}`")
     text = {
         "captures": "**Taken by the general mechanism.** vLLM captures in their inner model. They run if the proof at "
-        "startup holds on the loaded weights (docs/how-it-works.md), and are refused by name if not. Not tested here:",
+        "startup holds on the loaded weights (docs/design.md), and are refused by name if not. Not tested here:",
         "text model": "**Decided by the text model in the checkpoint.** Wrappers around whatever text model a "
         "checkpoint names; taken if that one captures:",
         "none": "**Refused by name:** no capture in vLLM (or the forward leaves it out, as MiMo's does):",

@@ -21,14 +21,26 @@ from demo.server import free_port, started
 
 pytestmark = [pytest.mark.server, pytest.mark.slow, pytest.mark.timeout(1200)]
 
+EXTRAS = "for extra in hf analysis eval"
 ELSEWHERE = {
-    "make": "CI, a fresh clone, and `test_the_demonstration`",
-    "pip": "tools/dist.sh, in empty environments",
-    ".venv/bin/pre-commit": "contributors",
-    "docker": "needs vLLM's image",
-    "python": "benchmarks on a GPU, whose results the page shows",
+    "make demo": ("tests/docs/test_commands_run.py", "def test_the_demonstration"),
+    "make test": (".ci/run", "make test"),
+    "make setup": ("Makefile", "lint: setup"),
+    ".venv/bin/pre-commit install": ("tests/docs/test_commands_run.py", "def test_what_pre_commit_runs"),
+    "pip install confident-decoding[vllm]": ("tools/dist.sh", "--dry-run"),
+    "pip install confident-decoding[analysis]": ("tools/dist.sh", EXTRAS),
+    "pip install confident-decoding[eval,vllm]": ("tools/dist.sh", EXTRAS),
+    "docker build -t vllm-confident --build-arg VLLM_VERSION=0.32.0 .": ("docs/index.md", "not been built"),
+    "docker run --gpus all": ("docs/index.md", "not been built"),
+    "python -m benchmarks.overhead --shape qwen3-8b": (
+        "benchmarks/results/overhead-h200-tp1.json",
+        '"shape": "qwen3-8b"',
+    ),
+    "python -m benchmarks.overhead --model YOUR_MODEL": ("benchmarks/results/overhead-cpu.json", '"model": '),
+    "python -m benchmarks.scan": ("benchmarks/results/scan-h200.json", '"calls": '),
+    "python -m benchmarks.kernels": ("benchmarks/results/kernels-h200.json", '"kernels": '),
 }
-"""Programs that are run there."""
+"""Command, or its beginning, to what runs it: a file, and what stands in it."""
 MODELS = ("MODEL", "YOUR_MODEL", "SmolLM2-135M-Instruct")
 QUICK = ["--enforce-eager", "--max-model-len", "512"]
 INSTEAD = {
@@ -49,6 +61,13 @@ def lines_of(block):
     for line in block.text.replace("\\\n", " ").splitlines():
         if words := shlex.split(line, comments=True):
             yield line, words
+
+
+def assert_run_elsewhere(block, words):
+    found = [where for command, where in ELSEWHERE.items() if " ".join(words).startswith(command)]
+    assert found, f"{block}: {words}"
+    for path, text in found:
+        assert text in (ROOT / path).read_text(), path
 
 
 def answered(url):
@@ -104,7 +123,7 @@ def test_commands_do_what_the_page_says(block, folder):
                 assert done.stdout or done.stderr, line
                 ran += 1
             else:
-                assert words[0] in ELSEWHERE, line
+                assert_run_elsewhere(block, words)
     assert ran
 
 
@@ -122,10 +141,11 @@ def test_a_command_prints_what_the_page_says(block, folder):
     assert shown == expected
 
 
-def test_the_demonstration():
+@pytest.mark.parametrize("other", [[], ["--p0"]], ids=["standard", "p=0"])
+def test_the_demonstration(other):
     """``make demo``, with shorter answers: two servers, one after the other."""
     done = subprocess.run(
-        [sys.executable, "-m", "demo", "--max-tokens", "8"],
+        [sys.executable, "-m", "demo", "--max-tokens", "8", *other],
         cwd=ROOT,
         env={**os.environ, **OUTSIDE, "COLUMNS": "200"},
         capture_output=True,
@@ -139,12 +159,35 @@ def test_the_demonstration():
         "confident-decoding 0",
         "armed",
         "[trough-decoding] step=",
+        "p=0" if other else "standard",
     ):
         assert words in done.stdout, words
+
+
+def test_a_server_in_the_foreground(tmp_path):
+    """``make serve ARGS=...``: with Confident Decoding on, the embedded model if none is named."""
+    port, log = free_port(), tmp_path / "log.txt"
+    line = [sys.executable, "-m", "demo.serve", "--port", str(port), "--max-model-len", "512"]
+    with started(line, port, log, env={**OUTSIDE, "PYTHONPATH": str(ROOT)}) as url:
+        assert answered(url)
+    assert "armed" in log.read_text()
+
+
+def test_what_pre_commit_runs():
+    """Its hooks are this environment's own programs, so that nothing is fetched."""
+    done = subprocess.run(
+        [Path(sys.executable).with_name("pre-commit"), "run", "--all-files"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout
+    assert done.stdout.count("Passed") == 3
 
 
 def test_programs_that_are_not_run_here_are_run_elsewhere():
     for block in blocks():
         if block.language == "bash" and block not in SHOWN:
             for _, words in lines_of(block):
-                assert words[0] in ELSEWHERE, f"{block}: {words[0]}"
+                assert_run_elsewhere(block, words)

@@ -11,7 +11,7 @@ FOLDERS = ("src", "tests", "benchmarks", "demo", "docs", "examples", "requiremen
 ENDS = (".py", ".md", ".sh", ".toml", ".json", ".txt", ".yml", ".ipynb", ".html", ".js", ".css", ".parquet", ".png")
 WRITTEN = {"*.png", "answers/TASK--SETTING--*.json"}
 """Patterns of files that commands write; plain names of those are looked up in the source of the package."""
-FOR_CONTRIBUTORS = ("architecture.md", "adding-a-model.md", "how-it-works.md", "CONTRIBUTING.md")
+FOR_CONTRIBUTORS = ("architecture.md", "adding-a-model.md", "how-it-works.md", "design.md", "CONTRIBUTING.md")
 
 
 @cache

@@ -1,7 +1,7 @@
 """bf16: p=0 is standard decoding to the last bit, eager and compiled; and so is an absent plugin."""
 
 import pytest
-from conftest import greedy, on, smol_engine
+from conftest import greedy, on, smol_engine, tiny_engine
 
 pytestmark = pytest.mark.engine
 PROMPTS, NEW_TOKENS = 20, 128
@@ -27,6 +27,23 @@ def compiled(run_engines, smollm2, prompts):
     return {"off": off, "p0": p0}
 
 
+@pytest.fixture(scope="module")
+def small(run_engines, tiny):
+    """The same of a tiny random model, which compiles in a tenth of the time."""
+    prompts = [[(7 * row + 3 * place) % 500 + 3 for place in range(4 + row)] for row in range(PROMPTS)]
+    call = {"prompts": prompts, "sampling": greedy(NEW_TOKENS, logprobs=5)}
+    options = {"dtype": "bfloat16", "max_model_len": 256}
+    kinds = {"off": {}, "p0": on(p=0.0), "p1": on(), "eager": {}}
+    jobs = [
+        {
+            "engine": tiny_engine(tiny("LlamaForCausalLM"), config, enforce_eager=name == "eager", **options),
+            "calls": [call],
+        }
+        for name, config in kinds.items()
+    ]
+    return dict(zip(kinds, (result["calls"][0] for result in run_engines(jobs)), strict=True))
+
+
 def check_bit_equal(a, b):
     assert len(a["tokens"]) == PROMPTS
     assert all(len(tokens[0]) == NEW_TOKENS for tokens in a["tokens"])
@@ -49,10 +66,18 @@ def test_p_one_is_not(eager):
     assert same < PROMPTS / 2
 
 
+def test_compiled_p_zero_is_the_switch_off_in_a_small_model(small):
+    check_bit_equal(small["p0"], small["off"])
+    assert small["p1"]["tokens"] != small["off"]["tokens"]
+    assert small["eager"]["logprobs"] != small["off"]["logprobs"], "or this says nothing of the compiler"
+
+
+@pytest.mark.slow
 def test_compiled_p_zero_is_the_switch_off(compiled):
     check_bit_equal(compiled["p0"], compiled["off"])
 
 
+@pytest.mark.slow
 def test_compiled_is_not_eager(compiled, eager):
     """Otherwise the comparison above would say nothing of the compiler."""
     assert compiled["off"]["logprobs"] != eager["off"]["logprobs"]

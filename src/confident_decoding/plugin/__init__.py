@@ -1,1 +1,1 @@
-"""The vLLM side: hooks per model instance and one in the front-end process (docs/how-it-works.md)."""
+"""The vLLM side: hooks per model instance and one in the front-end process (docs/design.md)."""
