@@ -9,14 +9,17 @@ python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
 python -m benchmarks.gpu_check requests   requests with settings of their own in one batch, V1 and V2 runners
 python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
 python -m benchmarks.gpu_check eagle3     an EAGLE-3 drafter beside the selection, V1 and V2 runners, CUDA graphs
+python -m benchmarks.gpu_check drafters   a draft model, EAGLE and MTP beside the selection, CUDA graphs
 python -m benchmarks.gpu_check quantised  fp8, int8, 4-bit, GPTQ and AWQ checkpoints (tests/models/prove.py)
 python -m benchmarks.gpu_check sleep      sleep level 1 and 2, and waking up; V1 and V2 runners
 python -m benchmarks.gpu_check update     weights of another checkpoint in place; V1 and V2 runners
 python -m benchmarks.gpu_check asynchronous   asynchronous scheduling on against off; V1 and V2 runners
 
-The last three are in gpu_lifecycle.py.
+The last three are in gpu_lifecycle.py, those of drafters in gpu_drafters.py. `--out FILE` appends each result as a line
+of JSON, with hardware, versions and commit (benchmarks/results/checks-*.jsonl).
 """
 
+import argparse
 import json
 import re
 import subprocess
@@ -24,9 +27,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from benchmarks import gpu_lifecycle
-from benchmarks.gpu_engine import PROMPTS, on, report, run, same
-from benchmarks.shapes import LAYERS, small_checkpoint, small_eagle3_head
+from benchmarks import gpu_drafters, gpu_lifecycle
+from benchmarks.gpu_engine import PROMPTS, on, report, run, same, write_to
+from benchmarks.shapes import LAYERS, small_checkpoint
 
 
 def exact(model):
@@ -83,23 +86,6 @@ def invariant(model):
     print("   ", [line for line in together["lines"] if "step=" in line][-1:])
 
 
-def eagle3(model):
-    """A random head: hardly a draft is accepted, so what it proposes is compared."""
-    layers = (1, LAYERS // 2, LAYERS)  # none of the candidates', one of them, what leaves the last layer
-    head = small_eagle3_head(Path(tempfile.gettempdir()) / "confident-decoding-eagle3", layers)
-    drafting = {"speculative_config": {"method": "eagle3", "model": head, "num_speculative_tokens": 2}}
-    for number in ("1", "0"):
-        env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number}
-        off, p0, p1 = (run(model, config, env=env, **drafting) for config in ({}, on(p=0.0), on()))
-        alone = run(model, on(), env=env)
-        text, equal = same(alone, p1)
-        report(f"drafts change no token, {p1['runner']} runner", equal, text)
-        text, equal = same(off, p0)
-        report("  p=0 bit-equal to off", equal and off["logprobs"] == p0["logprobs"], text)
-        equal = off["drafts"] == p0["drafts"] != p1["drafts"]
-        report("  the drafter proposes what it proposes on a standard server", equal, f"{len(p0['drafts'])} drafts")
-
-
 def quantised(_):
     """fp8 made by vLLM at the start, and the checkpoints of tests/models/quantised.py."""
     tests = Path(__file__).resolve().parent.parent / "tests"
@@ -140,15 +126,27 @@ def cache(model):
         report(f"run {number}: {config or 'off'}", bool(result["tokens"]) and armed == layers, f"{armed} {hit}")
 
 
+OWN = [
+    {"extra_args": {"confident_p": 0}},
+    {"seed": 5, "extra_args": {"confident_p": 0.5}},
+    {"extra_args": {"confident_select_method": "trough-m1", "confident_min_entropy": 0.5}},
+    {"extra_args": {"confident_max_backtrack_layers": 3}},
+]
+"""Requests of each kind that changes what a row is given."""
+
+
 def sync(model):
-    for name, config in {
-        "trough": on(),
-        "trough, log": on(trough_log_interval=4),
-        "p=0.5": on(p=0.5),
-        "p=0": on(p=0.0, trough_log_interval=4),
-        "last-m4": on(select_method="last-m4", trough_log_interval=4),
-    }.items():
-        result = run(model, config, sync=True, enforce_eager=True)
+    for name, config, options in (
+        ("trough", on(), {}),
+        ("trough, log", on(trough_log_interval=4), {}),
+        ("p=0.5", on(p=0.5), {}),
+        ("p=0", on(p=0.0, trough_log_interval=4), {}),
+        ("last-m4", on(select_method="last-m4", trough_log_interval=4), {}),
+        ("metrics", on(trough_metrics=True), {}),
+        ("requests, V1", on(trough_metrics=True), {"sampling": OWN * 2, "env": {"VLLM_USE_V2_MODEL_RUNNER": "0"}}),
+        ("requests, V2", on(trough_metrics=True), {"sampling": OWN * 2, "env": {"VLLM_USE_V2_MODEL_RUNNER": "1"}}),
+    ):
+        result = run(model, config, sync=True, enforce_eager=True, **options)
         report(
             f"no host synchronisation: {name}",
             bool(result["tokens"]),
@@ -214,11 +212,19 @@ def graphs(model):
         )
 
 
+ELSEWHERE = {gpu_lifecycle: ("sleep", "update", "asynchronous"), gpu_drafters: ("eagle3", "drafters")}
+
+
 def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("checks", nargs="+", metavar="CHECK")
+    parser.add_argument("--out", type=Path, help="append each result as a line of JSON")
+    args = parser.parse_args()
+    checks = {**globals(), **{name: getattr(module, name) for module, names in ELSEWHERE.items() for name in names}}
     model = small_checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
-    checks = {**globals(), **{name: getattr(gpu_lifecycle, name) for name in ("sleep", "update", "asynchronous")}}
-    for name in sys.argv[1:]:
+    for name in args.checks:
         print(f"== {name}", flush=True)
+        write_to(args.out, name)
         checks[name](model)
 
 

@@ -164,8 +164,23 @@ def same(a, b):
     return f"{sum(x == y for x, y in pairs)}/{len(PROMPTS)} sequences", bool(pairs) and a["tokens"] == b["tokens"]
 
 
+_written = {"path": None, "check": None}
+
+
+def write_to(path, check):
+    """Results of `report` belong to ``check`` from here on, and are lines of a file, unless ``path`` is None."""
+    _written.update(path=path, check=check)
+
+
 def report(name, ok, detail=""):
     print(f"{'PASS' if ok else 'FAIL'}  {name}  {detail}", flush=True)
+    if _written["path"]:
+        from benchmarks.timing import machine
+
+        host = {key: value for key, value in machine().items() if key in ("gpu", "vllm", "torch", "triton", "commit")}
+        line = {"check": _written["check"], "name": name.strip(), "passed": bool(ok), "detail": detail, **host}
+        with open(_written["path"], "a") as file:
+            file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

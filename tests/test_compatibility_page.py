@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from benchmarks import gpu_check, gpu_lifecycle
+from benchmarks import gpu_check, gpu_drafters, gpu_lifecycle
 from confident_decoding.plugin import compat
 from tools import compatibility_doc
 
@@ -45,7 +45,7 @@ def test_every_test_that_is_named_exists(collected):
 def test_every_check_on_gpus_that_is_named_exists():
     checks = {
         f"benchmarks/gpu_check.py::{name}"
-        for module in (gpu_check, gpu_lifecycle)
+        for module in (gpu_check, gpu_drafters, gpu_lifecycle)
         for name, function in vars(module).items()
         if inspect.isfunction(function) and list(inspect.signature(function).parameters) in (["model"], ["_"])
     }
