@@ -24,7 +24,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", help="checkpoint folder; default: the embedded SmolLM2-135M-Instruct")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--characters", type=int, default=40_000, help="of text")
+    parser.add_argument("--characters", type=int, default=20_000, help="of text")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
     args = parser.parse_args()

@@ -11,7 +11,7 @@ PLUGIN = ROOT / "src/confident_decoding"
 
 def texts():
     """All texts in the source, with ``...`` where a value is put in."""
-    for path in [*PLUGIN.glob("*.py"), *PLUGIN.glob("plugin/*.py")]:
+    for path in [*PLUGIN.glob("*.py"), *PLUGIN.glob("plugin/*.py"), *PLUGIN.glob("hf/*.py")]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.JoinedStr):
                 yield "".join(str(p.value) if isinstance(p, ast.Constant) else "..." for p in node.values)
