@@ -17,7 +17,12 @@ from pathlib import Path
 from benchmarks.timing import machine
 
 ROOT = Path(__file__).resolve().parent.parent
-ENV = {"VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_CPU_OMP_THREADS_BIND": "nobind", "HF_HUB_OFFLINE": "1"}
+ENV = {
+    "VLLM_CPU_KVCACHE_SPACE": "1",
+    "VLLM_CPU_OMP_THREADS_BIND": "nobind",
+    "HF_HUB_OFFLINE": "1",
+    "OMP_NUM_THREADS": "1",
+}
 
 
 def main():
@@ -30,7 +35,7 @@ def main():
     args = parser.parse_args()
     from demo.checkpoint import smollm2
 
-    model = args.model or str(smollm2())
+    model = str(Path(args.model).resolve()) if args.model else str(smollm2())
     rounds = []
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -55,7 +60,7 @@ def main():
             print(f"round {number + 1}/{args.rounds}: {rounds[-1]}", flush=True)
     median = {key: statistics.median(r[key] for r in rounds) for key in rounds[0]}
     arguments = {"model": Path(model).name, "dtype": args.dtype}
-    threads = os.environ.get("OMP_NUM_THREADS")
+    threads = {**ENV, **os.environ}["OMP_NUM_THREADS"]
     result = {"machine": {**machine(), "threads": threads}, "arguments": arguments, "median": median, "rounds": rounds}
     print(json.dumps(median, indent=1))
     if args.out:

@@ -4,7 +4,6 @@ import contextlib
 import json
 import os
 import random
-import signal
 import socket
 import subprocess
 import sys
@@ -13,6 +12,8 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+
+from confident_decoding.engines.process import end_group
 
 LOWEST_PORT = 20000  # above the ports that programs are known to use
 
@@ -127,14 +128,4 @@ def _wait_healthy(process: "subprocess.Popen[bytes]", port: int, log: Path, time
 
 def stop(process: "subprocess.Popen[bytes]") -> None:
     """End the server's whole process group: politely, then not."""
-    for number, patience in ((signal.SIGTERM, 15), (signal.SIGKILL, 5)):
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, number)
-        deadline = time.monotonic() + patience
-        while time.monotonic() < deadline:
-            process.poll()
-            try:
-                os.killpg(process.pid, 0)
-            except ProcessLookupError:
-                return
-            time.sleep(0.1)
+    end_group(process, patience=15)

@@ -111,9 +111,9 @@ def reading(data: dict[str, Any]) -> str:
     rates = [one["tokens_per_second"] for one in rounds]
     return (
         f"SmolLM2-135M in {data['arguments']['dtype']}, {median['tokens']:,.0f} tokens in prefills of up to 2,048, "
-        f"{median['window']:.0f} candidates, {host['threads']} core of {host['cpu']}, vLLM's CPU build {host['vllm']}; "
-        f"commit {host['commit']}, median of {len(rounds)} runs and their range: {median['tokens_per_second']:.0f} "
-        f"tokens/s ({min(rates):.0f} to {max(rates):.0f}), where the matrix products alone would allow "
+        f"{median['window']:.0f} candidates, {host['threads']} core(s) of {host['cpu']}, vLLM's CPU build "
+        f"{host['vllm']}; commit {host['commit']}, median of {len(rounds)} runs and their range: "
+        f"{median['tokens_per_second']:.0f} tokens/s ({min(rates):.0f} to {max(rates):.0f}), where the matrix products alone would allow "
         f"{median['gemm_tokens_per_second']:.0f} at the {median['head_gflops_per_second']:.0f} GFLOP/s that the head's "
         f"product reached in the same run: {100 * median['share_of_gemm']:.0f} % ({min(shares):.0f} to "
         f"{max(shares):.0f}). `python -m benchmarks.reading` measures it."

@@ -52,16 +52,25 @@ try
 "${pip[@]}" uninstall -q -y confident-decoding
 "${pip[@]}" install -q --no-deps --no-build-isolation dist/*.tar.gz
 try
-declare -A modules=(
-  [hf]="confident_decoding.hf"
-  [analysis]="confident_decoding.analysis.run confident_decoding.analysis.plots"
-  [eval]="confident_decoding.evaluation.run confident_decoding.evaluation.answering"
-)
-for extra in hf analysis eval; do
-  "${pip[@]}" install -q -c "$work/versions.txt" "${wheel[0]}[$extra]"
-  (cd "$work" && for module in ${modules[$extra]}; do venv/bin/python -c "import $module"; done)
+
+# What an extra is for can be imported with it; evaluation needs vLLM beside it.
+"${pip[@]}" install -q -c "$work/versions.txt" ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "${wheel[0]}[eval]"
+(cd "$work" && venv/bin/python -c "import confident_decoding.evaluation.run, confident_decoding.evaluation.answering")
+for extra in hf:confident_decoding.hf analysis:confident_decoding.analysis.page,confident_decoding.analysis.plots; do
+  "${PYTHON:-python3}" -m venv --clear "$work/extra"
+  "$work/extra/bin/python" -m pip install -q --disable-pip-version-check -c "$work/versions.txt" \
+    ${TORCH_INDEX:+--extra-index-url "$TORCH_INDEX"} "${wheel[0]}[${extra%%:*}]"
+  (cd "$work" && extra/bin/python -c "import ${extra#*:}")
 done
 # vLLM's GPU build does not run here; that the package index has one in this range can be seen.
-"${pip[@]}" install -q --dry-run --no-deps "$("$work/venv/bin/python" -c 'from importlib.metadata import requires
-print(next(line.split(";")[0] for line in requires("confident-decoding") if line.endswith("\"vllm\"")))')"
+vllm="$("$work/venv/bin/python" << 'END'
+from importlib.metadata import requires
+from packaging.requirements import Requirement
+
+found = map(Requirement, requires("confident-decoding"))
+(mine,) = (r for r in found if r.name == "vllm" and r.marker and r.marker.evaluate({"extra": "vllm"}))
+print(f"vllm{mine.specifier}")
+END
+)"
+"${pip[@]}" install -q --dry-run --ignore-installed --no-deps "$vllm"
 echo "dist/ is good: $(ls dist | tr '\n' ' ')"

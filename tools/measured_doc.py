@@ -27,7 +27,7 @@ def in_transformers(data: Any) -> str:
         lines.append(f"| {NAMES[name]} | " + " | ".join(cells) + " |")
     host, rounds = data["machine"], len(data["rounds"])
     what = (
-        f"Time per token, SmolLM2-135M, {about['dtype']}, {about['threads']} core of {host['cpu']}; transformers "
+        f"Time per token, SmolLM2-135M, {about['dtype']}, {about['threads']} core(s) of {host['cpu']}; transformers "
         f"{host['transformers']}, torch {host['torch']}; commit {host['commit']}, median of {rounds} rounds "
         "(range in brackets)."
     )

@@ -81,10 +81,40 @@ def test_one_that_has_ended_says_nothing_more(start):
         assert child.status() == 3
         child.tell("anybody there?")
         assert child.hear() is None
+    child.tell("nor after that?")
+    assert child.hear() is None
+
+
+def test_a_word_that_was_cut_off_is_none(start):
+    with start("""
+        import os
+        from confident_decoding.engines.process import Parent
+        os.write(Parent()._descriptor, b'{"half": ')
+    """) as child:
+        assert child.hear() is None
+
+
+def test_a_fork_of_it_does_not_keep_the_parent_waiting(start):
+    """vLLM's engine core is one, and lives on where the front end is killed."""
+    child = start("""
+        import os, signal, time
+        from confident_decoding.engines.process import Parent
+        parent = Parent()
+        if not (fork := os.fork()):
+            if not os.fork():  # and one of that
+                time.sleep(1000)
+            time.sleep(1000)
+        parent.say(fork)
+        os.kill(os.getpid(), signal.SIGKILL)
+    """)
+    fork = child.hear()
+    assert child.hear() is None
+    assert lives(fork)
+    child.close()
+    assert gone(fork)
 
 
 def test_after_an_exception_it_is_ended_at_once_with_all_that_it_started(start):
-    begun = time.monotonic()
     child = start(SLEEPS.format(first=""))
     sleeper = child.hear()
     assert lives(sleeper)
@@ -92,7 +122,6 @@ def test_after_an_exception_it_is_ended_at_once_with_all_that_it_started(start):
         raise ZeroDivisionError
     assert child.status() < 0
     assert gone(sleeper)
-    assert time.monotonic() - begun < processes.PATIENCE
 
 
 def test_one_that_does_not_listen_is_killed(start, monkeypatch):
@@ -106,19 +135,20 @@ def test_one_that_does_not_listen_is_killed(start, monkeypatch):
 def test_it_ends_with_a_parent_that_is_killed(tmp_path):
     """Else its engine would go on to hold a GPU's memory."""
     (tmp_path / "stand_in.py").write_text(
-        "import os, time\nfrom confident_decoding.engines.process import Parent\nParent().say(os.getpid())\n"
-        "time.sleep(1000)\n"
+        "import os, subprocess, time\nfrom confident_decoding.engines.process import Parent\n"
+        "Parent().say([os.getpid(), subprocess.Popen(['sleep', '1000']).pid])\ntime.sleep(1000)\n"
     )
     code = "from confident_decoding.engines.process import Process\nchild = Process('stand_in', 2, {})\n"
-    code += "print(child.hear(), flush=True)\nimport time\ntime.sleep(1000)"
+    code += "print(*child.hear(), flush=True)\nimport time\ntime.sleep(1000)"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), *sys.path])}
     parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True, env=env)
-    child = int(parent.stdout.readline())
-    assert lives(child)
+    started = [int(number) for number in parent.stdout.readline().split()]
+    assert all(map(lives, started))
     parent.kill()
     parent.wait()
     parent.stdout.close()
-    assert gone(child)
+    assert len(started) == 2
+    assert all(map(gone, started))
 
 
 def test_one_that_cannot_be_started_leaves_nothing_open(monkeypatch):

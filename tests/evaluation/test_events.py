@@ -56,7 +56,7 @@ def test_a_child_that_dies_is_told_with_the_end_of_its_output(monkeypatch, tmp_p
 def test_a_consumer_that_stops_ends_the_child(monkeypatch, tmp_path):
     (tmp_path / "sitecustomize.py").write_text(
         "import os, sys, time\n"
-        'os.write(int(sys.orig_argv[-1]), b\'{"event": "start", "mine": %d}\\n\' % os.getpid())\n'
+        'os.write(int(sys.orig_argv[-2]), b\'{"event": "start", "mine": %d}\\n\' % os.getpid())\n'
         "time.sleep(1000)\n"
     )
     monkeypatch.setenv("PYTHONPATH", f"{tmp_path}:{os.environ.get('PYTHONPATH', '')}")

@@ -36,6 +36,8 @@ def test_only_with_metrics_on_does_the_front_end_offer_a_folder(metrics_on, stag
 SHARDED = types.SimpleNamespace(pipeline_parallel_size=1, enable_batch_sharded_sampling=True)
 PLAIN = types.SimpleNamespace(pipeline_parallel_size=1)
 STAGES = types.SimpleNamespace(pipeline_parallel_size=16)
+ADAPTIVE = types.SimpleNamespace(pipeline_parallel_size=1)
+"""With drafts of which not all are verified."""
 
 
 @pytest.mark.parametrize(
@@ -49,6 +51,9 @@ STAGES = types.SimpleNamespace(pipeline_parallel_size=16)
         (0.5, STAGES, None, {"seed": 1}, None),  # not active there
         (0.5, PLAIN, None, {"seed": 1, "prompt_logprobs": 1}, None),
         (1.0, SHARDED, None, {"extra_args": {"confident_p": 0}}, r"confident_\* arguments here: with enable_batch"),
+        (0.5, ADAPTIVE, None, {"seed": 1}, "a seed, .* with enable_adaptive_verification"),
+        (1.0, ADAPTIVE, None, {"extra_args": {"confident_p": 0}}, r"confident_\* .* with enable_adaptive_verification"),
+        (1.0, ADAPTIVE, None, {"seed": 1}, None),
         (1.0, STAGES, None, {"extra_args": {"confident_p": 0}}, "not active on this server"),
         (1.0, PLAIN, None, {"extra_args": {"confident_p": 0}, "prompt_logprobs": 0}, "prompt_logprobs is of the"),
         (
@@ -65,9 +70,11 @@ def test_what_a_request_cannot_have_is_refused_and_never_ignored(p, parallel, pr
     config = ConfidentDecodingConfig(p=p)
     monkeypatch.setattr(runner, "problem", lambda: problem)
     request = types.SimpleNamespace(**params)
+    drafts = types.SimpleNamespace(enable_adaptive_verification=True) if parallel is ADAPTIVE else None
 
     def validate():
-        front_end.validate_request(request, config_with(parallel_config=parallel), config, config.resolve(30))
+        given = config_with(parallel_config=parallel, speculative_config=drafts)
+        front_end.validate_request(request, given, config, config.resolve(30))
 
     if says is None:
         validate()

@@ -115,3 +115,10 @@ def test_the_second_runners_rows_have_the_positions_of_its_batch():
     sampled = kept.order()
     assert (sampled.ids, sampled.counts) == (["b", "a"], [1, 3])
     assert sampled.positions().tolist() == [4, 50, 51, 52]
+
+
+@pytest.mark.parametrize("unknown", ["batch_sharder", "adaptive_verification"])
+def test_where_the_host_does_not_know_the_rows_nothing_is_said_of_them(unknown):
+    kept = types.SimpleNamespace(order=None)
+    runner._sample(types.SimpleNamespace(**{unknown: object()}), kept, None, None)
+    assert kept.order is None

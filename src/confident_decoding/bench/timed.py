@@ -3,6 +3,7 @@
 import shutil
 import signal
 import time
+import traceback
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
@@ -148,8 +149,8 @@ def serve(parent: Parent) -> None:
             prompts = [f"{row}. {TEXTS[row % len(TEXTS)]}" for row in range(question["batch"])]
             parent.say({"ms": step_ms(llm, prompts, question["tokens"])})
     except Exception as error:
+        traceback.print_exc()  # before the parent reads the log
         parent.say({"error": text_of(error)})
-        raise
 
 
 if __name__ == "__main__":

@@ -1,15 +1,17 @@
 """A process of its own for whatever loads vLLM: its memory, its noise and its crashes stay there.
 
-It is told JSON lines on its standard input, and says JSON lines on a pipe that nothing else writes to.
+It is told JSON lines on its standard input, and says JSON lines on a pipe that nothing else writes to. A second pipe,
+on which nothing is ever said, closes when the parent is gone.
 """
 
 import contextlib
-import ctypes
 import json
 import os
 import signal
 import subprocess
 import sys
+import threading
+import time
 from collections.abc import Iterator, Mapping
 from typing import IO, Any, Self
 
@@ -27,38 +29,39 @@ class Process:
     """
 
     def __init__(self, module: str, output: IO[Any] | int, env: Mapping[str, str]) -> None:
-        reading, writing = os.pipe()
         # The user's folder is none to import from.
         isolated = ["-P"] if module.startswith("confident_decoding.") else []
-        try:
+        with contextlib.ExitStack() as theirs, contextlib.ExitStack() as ours:
+            reading, writing = os.pipe()
+            theirs.callback(os.close, writing)
+            pipe = ours.enter_context(os.fdopen(reading, encoding="utf-8"))
+            listening, lifeline = os.pipe()
+            theirs.callback(os.close, listening)
+            ours.callback(os.close, lifeline)
             self._process = subprocess.Popen(
-                [sys.executable, *isolated, "-m", module, str(writing)],
+                [sys.executable, *isolated, "-m", module, str(writing), str(listening)],
                 stdin=subprocess.PIPE,
                 stdout=output,
                 stderr=output,
                 text=True,
-                pass_fds=[writing],
+                pass_fds=[writing, listening],
                 env={**env, **os.environ},
                 start_new_session=True,
             )
-        except BaseException:
-            os.close(reading)
-            raise
-        finally:
-            os.close(writing)
-        self._pipe = os.fdopen(reading, encoding="utf-8")
+            self._pipe, self._ours = pipe, ours.pop_all()
 
     def tell(self, message: Any) -> None:
         """Send one JSON value; a process that has ended takes no notice."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
-            self._process.stdin.write(json.dumps(message) + "\n")
-            self._process.stdin.flush()
+            if not self._process.stdin.closed:
+                self._process.stdin.write(json.dumps(message) + "\n")
+                self._process.stdin.flush()
 
     def hear(self) -> Any | None:
-        """What it says next, or None: it has ended."""
-        line = self._pipe.readline()
-        return json.loads(line) if line else None
+        """What it says next, or None: it has ended, perhaps in the middle of a word."""
+        line = "" if self._pipe.closed else self._pipe.readline()
+        return json.loads(line) if line.endswith("\n") else None
 
     def status(self) -> int:
         """Its exit status, once it has ended; negative for a signal."""
@@ -68,43 +71,54 @@ class Process:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if self._pipe.closed:
-            return
-        try:
-            if kind is None:
+        with self._ours:
+            try:
                 self._hang_up()
-                with contextlib.suppress(subprocess.TimeoutExpired):
-                    self._process.wait(PATIENCE)
-        finally:
-            self._end()
+                if kind is None:
+                    with contextlib.suppress(subprocess.TimeoutExpired):
+                        self._process.wait(PATIENCE)
+            finally:
+                end_group(self._process, PATIENCE)
 
     def close(self) -> None:
         """Let it finish; then it is gone. Idempotent."""
-        self.__exit__(None)
+        if not self._pipe.closed:
+            self.__exit__(None)
 
     def _hang_up(self) -> None:
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.close()
 
-    def _end(self) -> None:
-        """End the process and all that it started: politely, then not."""
-        self._hang_up()
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, number)
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                self._process.wait(PATIENCE)
-        self._pipe.close()
+
+def end_group(process: "subprocess.Popen[Any]", patience: float) -> None:
+    """End a process that leads a group, and all that it started there: politely, then not.
+
+    Args:
+        process: Started with ``start_new_session``; it may have ended.
+        patience: Seconds from the one to the other.
+    """
+    deadline = time.monotonic() + patience
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGTERM)
+        while time.monotonic() < deadline:
+            process.poll()  # or it stays in the group
+            os.killpg(process.pid, 0)
+            time.sleep(0.05)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
 
 
 class Parent:
     """The process's side; one of them in a process."""
 
     def __init__(self) -> None:
-        _end_with_parent()
-        self._descriptor = int(sys.argv[1])
-        os.set_inheritable(self._descriptor, False)
+        self._descriptor, lifeline = map(int, sys.argv[1:3])
+        # Else the parent would wait for a word from a process that was forked from this one.
+        _close_in_forks(self._descriptor)
+        for descriptor in (self._descriptor, lifeline):
+            os.set_inheritable(descriptor, False)
+        threading.Thread(target=_end_with_parent, args=(lifeline,), daemon=True).start()
 
     def messages(self) -> Iterator[Any]:
         """What the parent tells, until it hangs up."""
@@ -117,8 +131,17 @@ class Parent:
             line = line[os.write(self._descriptor, line) :]
 
 
-def _end_with_parent() -> None:
+def _close_in_forks(descriptor: int) -> None:
+    still_open = [descriptor]
+
+    def close() -> None:
+        while still_open:  # not again in a fork of the fork, where the number is another's
+            os.close(still_open.pop())
+
+    os.register_at_fork(after_in_child=close)
+
+
+def _end_with_parent(lifeline: int) -> None:
     """A command that is killed leaves no engine behind that holds a GPU's memory."""
-    if sys.platform == "linux":
-        set_signal_at_parents_death = 1  # prctl(2)
-        ctypes.CDLL(None).prctl(set_signal_at_parents_death, signal.SIGTERM)
+    os.read(lifeline, 1)
+    os.killpg(os.getpgrp(), signal.SIGTERM)

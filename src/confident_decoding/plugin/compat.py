@@ -62,7 +62,10 @@ def unsupported_combinations(vllm_config: Any) -> Iterator[str]:
     if getattr(parallel, "prefill_context_parallel_size", 1) > 1:
         yield "prefill context parallelism (--prefill-context-parallel-size)"
     if os.environ.get("VLLM_USE_RUST_FRONTEND", "0") not in ("", "0"):
-        yield "vLLM's Rust front end (VLLM_USE_RUST_FRONTEND): requests' own settings would not be checked"
+        yield (
+            "vLLM's Rust front end (unset VLLM_USE_RUST_FRONTEND): it has no plugins, so requests' own settings would "
+            "not be checked"
+        )
     if getattr(parallel, "use_ubatching", False):
         yield (
             "dual-batch overlap (--enable-dbo, --ubatch-size): the model's output is put together from pieces, which "

@@ -12,11 +12,11 @@ from confident_decoding.plugin.wrapping import is_wrapped, mark
 
 def problem() -> str | None:
     """Why a drafter of this process would get packed rows, or None."""
-    for contract in contracts.PROPOSERS:
-        module = sys.modules.get(contract.module)
-        if module is not None and (found := contracts.check_live(contract, module)):
-            return found
-    return None
+    here = [contract for contract in contracts.PROPOSERS if contract.module in sys.modules]
+    if not here:
+        return "none of vLLM's own proposers is in this process"
+    found = (contracts.check_live(contract, sys.modules[contract.module]) for contract in here)
+    return next(filter(None, found), None)
 
 
 def unpack_for_drafter(runner: Any, width: int, hidden: int) -> None:

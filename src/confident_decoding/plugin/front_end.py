@@ -93,6 +93,8 @@ def validate_request(params: Any, vllm_config: Any, config: ConfidentDecodingCon
         why = f"Confident Decoding is not active on this server: {inactive}"
     elif getattr(parallel, "enable_batch_sharded_sampling", None):
         why = "with enable_batch_sharded_sampling, rows are sampled in another order than requests have"
+    elif getattr(vllm_config.speculative_config, "enable_adaptive_verification", False):
+        why = "with enable_adaptive_verification, the device alone knows how many of a request's drafts are verified"
     elif problem := runner.problem():
         why = f"this vLLM's model runner cannot tell requests apart ({problem})"
     elif settings is not None and scored:

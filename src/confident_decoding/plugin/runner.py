@@ -124,6 +124,8 @@ def _begin_second(_: Any, rows: RequestRows, scheduler_output: Any, *__: Any, **
 def _sample(runner: Any, rows: RequestRows, _: Any, input_batch: Any, *__: Any, **___: Any) -> None:
     if getattr(runner, "batch_sharder", None) is not None:  # it samples rows in another order
         return
+    if getattr(runner, "adaptive_verification", None) is not None:  # the host's counts are upper bounds
+        return
 
     def order() -> Sampled:
         cumulated = input_batch.cu_num_logits_np[: len(input_batch.req_ids) + 1]
