@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from confident_decoding.config import ConfigError
-from confident_decoding.plugin import install, rows, runner
+from confident_decoding.plugin import contracts, install, rows, runner
 
 RUNNERS = ("vllm.v1.worker.gpu_model_runner", "vllm.v1.worker.gpu.model_runner")
 
@@ -87,6 +87,10 @@ def test_a_drafter_whose_propose_is_another_is_refused(monkeypatch):
     with pytest.raises(ConfigError, match=r"BaseSpeculator\.propose takes .* expected .*last_hidden_states"):
         install._hook_runners(torch.nn.Linear(1, 1), drafts)
     install._hook_runners(torch.nn.Linear(1, 1), types.SimpleNamespace(speculative_config=None))
+    for contract in contracts.PROPOSERS:
+        monkeypatch.delitem(sys.modules, contract.module, raising=False)
+    with pytest.raises(ConfigError, match="none of vLLM's own proposers"):
+        install._hook_runners(torch.nn.Linear(1, 1), drafts)
 
 
 def test_the_first_runners_rows_have_the_positions_of_its_device():

@@ -83,10 +83,12 @@ def validate_request(params: Any, vllm_config: Any, config: ConfidentDecodingCon
         ValueError: They are not valid, or cannot be had here.
     """
     settings = request_settings(getattr(params, "extra_args", None), plan, config.select_method)
+    seeded = getattr(params, "seed", None) is not None and 0 < plan.p < 1
+    if settings is None and not seeded:
+        return
     parallel = vllm_config.parallel_config
     inactive = stages.misfit(plan, parallel.pipeline_parallel_size)
-    seeded = getattr(params, "seed", None) is not None and 0 < plan.p < 1 and not inactive
-    if settings is None and not seeded:
+    if inactive and settings is None:  # nothing is mixed there
         return
     scored = [name for name in _OF_PROMPTS if getattr(params, name, None) is not None]
     if inactive:
