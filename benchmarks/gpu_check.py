@@ -4,30 +4,36 @@ python -m benchmarks.gpu_check exact      p=0 against the switch off, batch-inva
 python -m benchmarks.gpu_check cache      off, on, other window, off, on: on one warm compile cache
 python -m benchmarks.gpu_check sync       no host synchronisation in a head call
 python -m benchmarks.gpu_check parallel   tensor parallel 2 against 1; two stages: candidates that fit, and too many
-python -m benchmarks.gpu_check context    decode context parallelism on two GPUs
+python -m benchmarks.gpu_check context    decode context parallelism, two ranks
+python -m benchmarks.gpu_check experts    sequence-parallel experts, two by two ranks
 python -m benchmarks.gpu_check graphs     CUDA-graph modes and both runners
 python -m benchmarks.gpu_check requests   requests with settings of their own in one batch, V1 and V2 runners
 python -m benchmarks.gpu_check invariant  batch-invariant: an answer does not depend on what it is batched with
 python -m benchmarks.gpu_check eagle3     an EAGLE-3 drafter beside the selection, V1 and V2 runners, CUDA graphs
 python -m benchmarks.gpu_check drafters   a draft model, EAGLE and MTP beside the selection, CUDA graphs
+python -m benchmarks.gpu_check lora       adapters on attention and on the head, V1 and V2 runners
 python -m benchmarks.gpu_check quantised  fp8, int8, 4-bit, GPTQ and AWQ checkpoints (tests/models/prove.py)
 python -m benchmarks.gpu_check sleep      sleep level 1 and 2, and waking up; V1 and V2 runners
 python -m benchmarks.gpu_check update     weights of another checkpoint in place; V1 and V2 runners
 python -m benchmarks.gpu_check asynchronous   asynchronous scheduling on against off; V1 and V2 runners
 
-The last three are in gpu_lifecycle.py, those of drafters in gpu_drafters.py. `--out FILE` appends each result as a line
-of JSON, with hardware, versions and commit (benchmarks/results/checks-*.jsonl).
+The last three are in gpu_lifecycle.py, those of drafters in gpu_drafters.py, of ranks in gpu_ranks.py (where GPUs are
+too few they share one), of adapters in gpu_adapters.py. `--jobs N` runs N checks side by side. `--out FILE` appends
+each result as a line of JSON, with hardware, versions and commit (benchmarks/results/checks-*.jsonl).
 """
 
 import argparse
 import json
+import os
 import re
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks import gpu_drafters, gpu_lifecycle
+from benchmarks import gpu_adapters, gpu_drafters, gpu_lifecycle, gpu_ranks
 from benchmarks.gpu_engine import PROMPTS, on, report, run, same, write_to
 from benchmarks.shapes import LAYERS, small_checkpoint
 
@@ -154,43 +160,6 @@ def sync(model):
         )
 
 
-def parallel(model):
-    env = {"VLLM_BATCH_INVARIANT": "1"}
-    eager = {"env": env, "enforce_eager": True}
-    config = on(p=0.7, trough_log_interval=8)
-    one, two = run(model, config, **eager), run(model, config, tensor_parallel_size=2, **eager)
-
-    def lines(result):
-        return re.findall(r"\[trough-decoding\] step=.* tokens_kept_at_final=\S+", result["log"])
-
-    report("TP=2 starts and answers", bool(two["tokens"]), same(one, two)[0])
-    report(
-        "one rank logs",
-        0 < len(lines(two)) == len(set(lines(two))),
-        f"{len(lines(two))} lines, TP=1 {len(set(lines(one)))}",
-    )
-    print("    TP=1", lines(one)[:1], "\n    TP=2", lines(two)[:1])
-    fits = on(trough_max_backtrack_layers=LAYERS // 2)
-    one, staged = run(model, fits, **eager), run(model, fits, pipeline_parallel_size=2, **eager)
-    report("PP=2, candidates on the last stage: as one GPU", same(one, staged)[1], same(one, staged)[0])
-    off, staged = run(model, {}, **eager), run(model, on(), pipeline_parallel_size=2, **eager)
-    report("PP=2, too many candidates: standard decoding", same(off, staged)[1], same(off, staged)[0])
-    report("and one warning", staged["log"].count("confident-decoding is not active") == 1)
-
-
-def context(_):
-    """One KV head, which both ranks of tensor parallelism would hold; here each holds half of its tokens instead."""
-    with tempfile.TemporaryDirectory() as folder:
-        model = small_checkpoint(Path(folder) / "model", kv_heads=1)
-        shared = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2}
-        off, p0, p1 = (run(model, c, **shared) for c in ({}, on(p=0.0), on(trough_log_interval=8)))
-    found = re.findall(r"kept_at_final=(\d+)/(\d+)", p1["log"])
-    kept, tokens = sum(int(a) for a, _ in found), sum(int(b) for _, b in found)
-    report("decode context parallel 2: selects", 0 < kept < tokens, f"{kept} of {tokens} stay")
-    first = [[answer[:1] for answer in result["tokens"] or []] for result in (off, p0)]
-    report("first tokens of p=0 are those of off", first[0] == first[1] != [], f"all tokens: {same(off, p0)[0]}")
-
-
 def graphs(model):
     sizes = {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]}
     cases = [("1", "eager", {"enforce_eager": True})]
@@ -212,16 +181,41 @@ def graphs(model):
         )
 
 
-ELSEWHERE = {gpu_lifecycle: ("sleep", "update", "asynchronous"), gpu_drafters: ("eagle3", "drafters")}
+ELSEWHERE = {
+    gpu_adapters: ("lora",),
+    gpu_drafters: ("eagle3", "drafters"),
+    gpu_lifecycle: ("sleep", "update", "asynchronous"),
+    gpu_ranks: ("parallel", "context", "experts"),
+}
+
+
+def side_by_side(names, jobs, out):
+    """A process for each check, ``jobs`` at a time, each with a compile cache of its own; output comes when it ends."""
+
+    def one(name):
+        with tempfile.TemporaryDirectory() as cache:
+            command = [sys.executable, "-m", "benchmarks.gpu_check", name, *(["--out", str(out)] if out else [])]
+            env = {**os.environ, "VLLM_CACHE_ROOT": cache}
+            begun = time.perf_counter()
+            done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+        print(f"{done.stdout}{done.stderr[-3000:] if done.returncode else ''}", end="")
+        print(f"   {name}: {time.perf_counter() - begun:.0f} s, exit status {done.returncode}", flush=True)
+        return done.returncode
+
+    with ThreadPoolExecutor(jobs) as pool:
+        return max(pool.map(one, names))
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("checks", nargs="+", metavar="CHECK")
+    parser.add_argument("--jobs", type=int, default=1, help="checks side by side")
     parser.add_argument("--out", type=Path, help="append each result as a line of JSON")
     args = parser.parse_args()
     checks = {**globals(), **{name: getattr(module, name) for module, names in ELSEWHERE.items() for name in names}}
     model = small_checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
+    if args.jobs > 1:
+        sys.exit(side_by_side(args.checks, args.jobs, args.out))
     for name in args.checks:
         print(f"== {name}", flush=True)
         write_to(args.out, name)

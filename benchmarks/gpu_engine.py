@@ -18,7 +18,23 @@ def on(**keys):
     return {SWITCH: True, **keys}
 
 
-def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompts=PROMPTS, then=(), **options):
+def run(
+    model, config, *, tokens=48, env=None, sync=False, sampling=None, prompts=PROMPTS, adapters=None, then=(), **options
+):
+    """What an engine in a process of its own answers; tokens None: it failed, and what it said was printed.
+
+    Args:
+        model: Checkpoint folder.
+        config: ``additional_config``.
+        tokens: To generate for each prompt.
+        env: On top of this process's environment.
+        sync: Whether a head call that synchronises with the host fails.
+        sampling: Further parameters, one dictionary for all prompts or a list.
+        prompts: Token ids.
+        adapters: A folder, or None, for each prompt.
+        then: What is done afterwards (`act`), the prompts being asked again after each.
+        options: Of ``vllm.LLM``.
+    """
     engine = {
         "model": model,
         "skip_tokenizer_init": True,
@@ -27,7 +43,8 @@ def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompt
         "additional_config": config,
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
-        "gpu_memory_utilization": 0.3,
+        "gpu_memory_utilization": 0.2,
+        "kv_cache_memory_bytes": 2_000_000_000,  # not what is free: checks run side by side
         "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]},
         **options,
     }
@@ -40,6 +57,7 @@ def run(model, config, *, tokens=48, env=None, sync=False, sampling=None, prompt
             "sync": sync,
             "sampling": sampling or {"logprobs": 3},
             "prompts": prompts,
+            "adapters": adapters,
             "then": then,
         }
         done = subprocess.run(
@@ -82,19 +100,21 @@ def child(spec):
     fixed = {"temperature": 0, "max_tokens": spec["tokens"], "ignore_eos": True, "detokenize": False}
     own = spec["sampling"] if isinstance(spec["sampling"], list) else [spec["sampling"]] * len(spec["prompts"])
 
-    def ask():
+    def ask(adapters):
         outputs = llm.generate(
             [{"prompt_token_ids": ids} for ids in spec["prompts"]],
             [SamplingParams(**fixed, **options) for options in own],
             use_tqdm=False,
+            lora_request=lora_requests(adapters),
         )
         scores = [[[[t, v.logprob] for t, v in at.items()] for at in o.outputs[0].logprobs or []] for o in outputs]
         return {"tokens": [list(o.outputs[0].token_ids) for o in outputs], "logprobs": scores}
 
-    result, later = ask(), []
+    result, later = ask(spec["adapters"]), []
     for action in spec["then"]:
-        act(llm, **action)
-        later.append(ask())
+        if "adapters" not in action:
+            act(llm, **action)
+        later.append(ask(action.get("adapters", spec["adapters"])))
     scheduling = llm.llm_engine.vllm_config.scheduler_config.async_scheduling
     runner = "V2" if llm.llm_engine.vllm_config.use_v2_model_runner else "V1"
     return {
@@ -105,6 +125,20 @@ def child(spec):
         "runner": runner,
         "asynchronous": bool(scheduling),
     }
+
+
+_numbers: dict[str, int] = {}
+"""vLLM's number of each adapter."""
+
+
+def lora_requests(adapters):
+    """Of each prompt; None: there are none."""
+    from vllm.lora.request import LoRARequest
+
+    if adapters is None:
+        return None
+    numbers = [path and _numbers.setdefault(path, 1 + len(_numbers)) for path in adapters]
+    return [path and LoRARequest(Path(path).name, n, path) for path, n in zip(adapters, numbers, strict=True)]
 
 
 def act(llm, *, sleep=None, path=None, head=None):

@@ -18,7 +18,7 @@ MODES = {"batch-invariant": {"VLLM_BATCH_INVARIANT": "1"}, "kernels and graphs":
 NOISE = 0.1  # nats; another checkpoint, or weights that are not there, differ by several
 
 
-def _equal(mode, found, expected):
+def compared(mode, found, expected):
     """``(whether, how far apart)`` of two answers to the same prompts."""
     if not found.get("tokens") or not expected.get("tokens"):
         return False, "no answer"
@@ -53,7 +53,7 @@ def sleep(model):
         )
         later = result.get("later") or [{}, {}]
         for level, after in enumerate(later, 1):
-            equal, text = _equal(mode, after, result)
+            equal, text = compared(mode, after, result)
             report(f"sleep level {level} and wake, {result['runner']} runner, {mode}", equal, text)
         steps = [int(line.split("step=")[1].split()[0]) for line in result["lines"] if "step=" in line]
         report("  statistics go on", len(steps) >= 8 and steps == sorted(set(steps)), f"steps {steps}")
@@ -82,9 +82,9 @@ def update(model):
             for what, found, wanted in zip(
                 ("another head", "other weights", "the first"), later, expected, strict=True
             ):
-                equal, text = _equal(mode, found, wanted)
+                equal, text = compared(mode, found, wanted)
                 report(f"{what} in place, {result['runner']} runner, {mode}", equal, text)
-            report("  they differ", not any(_equal(mode, found, result)[0] for found in later[:2]))
+            report("  they differ", not any(compared(mode, found, result)[0] for found in later[:2]))
 
 
 def asynchronous(model):

@@ -3,7 +3,8 @@
     python -m benchmarks.gpu_parallel --tensor-parallel-size 2 --steps 500
 
 A small random model whose outputs vary generates; every rank's depths are recorded, and compared with each other,
-with the scan of one GPU on the same rows, and with float64. Bytes that the head call gathers are counted.
+with the scan of one GPU on the same rows, and with float64. Bytes that the head call gathers are counted. Where there
+are too few GPUs the ranks share one (`benchmarks.one_gpu`).
 """
 
 import argparse
@@ -17,6 +18,7 @@ import torch
 
 from benchmarks.depths import decided, exact_entropies
 from benchmarks.gpu_engine import PROMPTS, SWITCH
+from benchmarks.one_gpu import places
 from benchmarks.shapes import LAYERS, small_checkpoint
 from benchmarks.timing import machine
 from benchmarks.variants import selecting_head
@@ -162,6 +164,7 @@ def main():
         Path(spec["out"]).write_text(json.dumps(engine(spec)))
         return
     folder = small_checkpoint(Path(tempfile.gettempdir()) / "confident-decoding-check")
+    several, env, where = places(args.tensor_parallel_size)
     options = {
         "model": folder,
         "skip_tokenizer_init": True,
@@ -173,7 +176,9 @@ def main():
         "compilation_config": {"cudagraph_capture_sizes": [1, 8, 64, 112, 128]},
         "additional_config": {SWITCH: True},
         "tensor_parallel_size": args.tensor_parallel_size,
+        **several,
     }
+    os.environ.update(env)
     found = run(options, args.steps)
     ranks = [torch.tensor(rank["depths"]) for rank in found["ranks"]]
     mean = float(ranks[0].float().mean())
@@ -205,6 +210,7 @@ def main():
             "machine": machine(),
             "steps": args.steps,
             "tensor_parallel_size": args.tensor_parallel_size,
+            "where": where,
             "equal": equal,
             "rows": len(ranks[0]),
             "mean_depth": mean,

@@ -1,0 +1,51 @@
+"""LoRA beside the selection, on a GPU; run by benchmarks.gpu_check.
+
+What an adapter's rows select is compared with merged checkpoints on the CPU (tests/plugin/test_lora.py). Here: that
+each row of a batch follows its own adapter in both runners, with vLLM's GPU kernels, and that p=0 changes nothing.
+"""
+
+import tempfile
+from pathlib import Path
+
+from benchmarks.adapters import RANK, TARGETS, write_adapter
+from benchmarks.gpu_engine import PROMPTS, on, report, run, same
+from benchmarks.gpu_lifecycle import MODES, compared
+
+
+def lora(model):
+    """Batches without an adapter, with one on attention, with one on the head as well, and with all of them mixed."""
+    with tempfile.TemporaryDirectory() as folder:
+        made = [None, *(write_adapter(model, Path(folder) / kind, targets) for kind, targets in TARGETS.items())]
+        kinds = [path and Path(path).name for path in made]
+        mixed = [made[number % len(made)] for number in range(len(PROMPTS))]
+        uniform = [[path] * len(PROMPTS) for path in made]
+        shared = {
+            "enable_lora": True,
+            "max_loras": 3,
+            "max_lora_rank": RANK,
+            "sampling": {"logprobs": 5},
+            "adapters": uniform[0],
+            "then": [{"adapters": batch} for batch in [*uniform[1:], mixed]],
+        }
+        for mode, switches in MODES.items():
+            for number in ("1", "0"):
+                env = {**switches, "VLLM_USE_V2_MODEL_RUNNER": number}
+                off, p0, p1 = (run(model, c, env=env, **shared) for c in ({}, on(p=0.0), on()))
+                name = f"{p1['runner']} runner, {mode}"
+                if not (off["tokens"] and p0["tokens"] and p1["tokens"]):
+                    report(f"engines start and answer, V{1 + int(number)} runner, {mode}", False)
+                    continue
+                every = [[result, *result["later"]] for result in (off, p0, p1)]
+                for kind, stock, zero, one in zip([*kinds, "mixed"], *every, strict=True):
+                    equal, text = compared(mode, zero, stock)
+                    report(f"adapter {kind}: p=0 is off, {name}", equal, text)
+                    report("  the switch on differs", one["tokens"] != stock["tokens"], same(one, stock)[0])
+                by_kind, together = every[2][:-1], every[2][-1]
+                whose = [by_kind[i % len(made)] for i in range(len(PROMPTS))]
+                expected = {
+                    part: [answer[part][i] for i, answer in enumerate(whose)] for part in ("tokens", "logprobs")
+                }
+                equal, text = compared(mode, together, expected)
+                report(f"each row of a mixed batch follows its own adapter, {name}", equal, text)
+                tokens = [str(answer["tokens"]) for answer in by_kind]
+                report("  adapters differ", len(set(tokens)) == len(made))

@@ -1,0 +1,115 @@
+"""Several ranks: tensor and pipeline parallelism, decode context parallelism, experts; run by benchmarks.gpu_check.
+
+Where there are fewer GPUs than ranks, the ranks share one (`benchmarks.one_gpu`).
+"""
+
+import re
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from benchmarks.gpu_engine import PROMPTS, on, report, run, same
+from benchmarks.one_gpu import places
+from benchmarks.shapes import LAYERS, small_checkpoint
+from demo.server import free_port
+
+
+def first_tokens(result):
+    """Of each answer: those whose step is the same batch every time."""
+    return [answer[:1] for answer in result["tokens"] or []]
+
+
+def kept(result):
+    """``(tokens at the final layer, tokens)`` by the log lines of an engine."""
+    found = re.findall(r"kept_at_final=(\d+)/(\d+)", result["log"])
+    return sum(int(a) for a, _ in found), sum(int(b) for _, b in found)
+
+
+def parallel(model):
+    several, env, where = places(2)
+    eager = {"env": {"VLLM_BATCH_INVARIANT": "1", **env}, "enforce_eager": True, "tokens": 24}
+    config = on(p=0.7, trough_log_interval=8)
+    one, two = run(model, config, **eager), run(model, config, tensor_parallel_size=2, **eager, **several)
+
+    def lines(result):
+        return re.findall(r"\[trough-decoding\] step=.* tokens_kept_at_final=\S+", result["log"])
+
+    ok = len(two["tokens"] or []) == len(PROMPTS) and first_tokens(one) == first_tokens(two)
+    report(f"TP=2, {where}: first tokens as with one", ok, f"all tokens: {same(one, two)[0]}")
+    report(
+        "one rank logs",
+        0 < len(lines(two)) == len(set(lines(two))),
+        f"{len(lines(two))} lines, TP=1 {len(set(lines(one)))}",
+    )
+    print("    TP=1", lines(one)[:1], "\n    TP=2", lines(two)[:1])
+    graphs = {**several, "tensor_parallel_size": 2, "tokens": 24}
+    for number in ("1", "0"):
+        result = run(model, config, env={**env, "VLLM_USE_V2_MODEL_RUNNER": number}, **graphs)
+        at_final, tokens = kept(result)
+        name = f"TP=2, {where}: CUDA graphs, {result['runner']} runner"
+        report(name, 0 < at_final < tokens, f"{at_final} of {tokens} stay")
+    fits = on(trough_max_backtrack_layers=LAYERS // 2)
+    one, staged = run(model, fits, **eager), run(model, fits, pipeline_parallel_size=2, **eager, **several)
+    report(f"PP=2, {where}: candidates on the last stage: as one GPU", same(one, staged)[1], same(one, staged)[0])
+    off, staged = run(model, {}, **eager), run(model, on(), pipeline_parallel_size=2, **eager, **several)
+    report("PP=2, too many candidates: standard decoding", same(off, staged)[1], same(off, staged)[0])
+    report("and one warning", staged["log"].count("confident-decoding is not active") == 1)
+
+
+def context(_):
+    """One KV head, which both ranks of tensor parallelism would hold; here each holds half of its tokens instead."""
+    several, env, where = places(2)
+    with tempfile.TemporaryDirectory() as folder:
+        model = small_checkpoint(Path(folder) / "model", kv_heads=1)
+        shared = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "env": env, "tokens": 24, **several}
+        off, p0, p1 = (run(model, c, **shared) for c in ({}, on(p=0.0), on(trough_log_interval=8)))
+        one = run(model, on(), tokens=24)
+    at_final, tokens = kept(p1)
+    report(f"decode context parallel 2, {where}: selects", 0 < at_final < tokens, f"{at_final} of {tokens} stay")
+    equal = first_tokens(off) == first_tokens(p0) != []
+    report("first tokens of p=0 are those of off", equal, f"all tokens: {same(off, p0)[0]}")
+    equal = first_tokens(one) == first_tokens(p1) != first_tokens(off)
+    report("first tokens are those of one GPU, and not those of off", equal, f"all tokens: {same(one, p1)[0]}")
+
+
+def experts(_):
+    """vLLM's sequence-parallel experts: two data-parallel ranks of two tensor-parallel ones, experts over all four."""
+    sys.path[:0] = [str(Path(__file__).resolve().parent.parent / "tests")]
+    from models.checkpoints import CHECKPOINTS, build
+
+    several, env, where = places(4)
+    prompts = [[token % 500 for token in prompt] for prompt in PROMPTS]
+    for tag in ("Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM-mha"):
+        row = CHECKPOINTS[tag]
+        with tempfile.TemporaryDirectory() as folder:
+            model = str(build(tag, Path(folder) / "model", all_experts=True))  # rounding cannot flip a choice
+            shared = {"prompts": prompts, "max_model_len": 128, "dtype": "float32", "tokens": 16, **row.options}
+            wide = {"tensor_parallel_size": 2, "enable_expert_parallel": True, **several}
+            found = {
+                name: on_two(model, config, {**env, **row.env}, {**shared, **wide})
+                for name, config in (("off", {}), ("p=0", on(p=0.0)), ("on", on(trough_log_interval=8)))
+            }
+            one, one_off = (run(model, config, env=row.env, **shared) for config in (on(), {}))
+        name = f"{tag}, sequence-parallel experts, {where}"
+        at_final, tokens = map(sum, zip(*(kept(rank) for rank in found["on"]), strict=True))
+        report(f"{name}: selects", 0 < at_final < tokens, f"{at_final} of {tokens} stay")
+        for rank, (off, p0, p1) in enumerate(zip(*found.values(), strict=True)):
+            equal = first_tokens(off) == first_tokens(p0) == first_tokens(one_off) != []
+            report(f"data-parallel rank {rank}: first tokens of p=0 and off are one GPU's", equal, same(off, p0)[0])
+            equal = first_tokens(p1) == first_tokens(one) != first_tokens(one_off)
+            report("  first tokens with the switch on too, and others", equal, f"all tokens: {same(p1, one)[0]}")
+
+
+def on_two(model, config, env, options):
+    """The answers of two data-parallel ranks, an engine each, which take their steps together."""
+    port = str(free_port())
+
+    def rank(number):
+        own = {"VLLM_DP_RANK": str(number), "VLLM_DP_RANK_LOCAL": str(number), "VLLM_DP_SIZE": "2"}
+        return run(
+            model, config, env={**env, **own, "VLLM_DP_MASTER_IP": "127.0.0.1", "VLLM_DP_MASTER_PORT": port}, **options
+        )
+
+    with ThreadPoolExecutor(2) as pool:
+        return list(pool.map(rank, range(2)))
