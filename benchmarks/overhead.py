@@ -148,6 +148,21 @@ def show_delays(args, stock):
     stock.ask(do="delay", ms=0.0)
 
 
+def beside_each_other(args):
+    """Options with which the engines fit on one GPU: a share of its memory each, and CUDA graphs for what is asked."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return {}
+    engines = 1 + args.again + len(args.settings) * len(args.layers)
+    usual = {2**k for k in range(max(args.batch).bit_length())}
+    return {
+        "gpu_memory_utilization": round(0.9 / engines, 3),
+        "kv_cache_memory_bytes": 4_000_000_000,  # told, since they start at once and cannot tell what is whose
+        "compilation_config": {"cudagraph_capture_sizes": sorted({*usual, *args.batch})},
+    }
+
+
 def measure(args, cases):
     """Rounds of ms per case and batch, the cases interleaved."""
     rounds = []
@@ -227,6 +242,7 @@ def main():
             "tensor_parallel_size": args.tensor_parallel_size,
             **({"load_format": "dummy"} if args.shape else {}),
             **({"max_num_batched_tokens": args.prefill} if args.prefill else {}),
+            **beside_each_other(args),
             **{name: json.loads(value) for name, value in (option.split("=", 1) for option in args.option)},
         }
         cases = start(args, options, Path(folder))
