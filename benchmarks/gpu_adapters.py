@@ -8,7 +8,7 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.adapters import RANK, TARGETS, write_adapter
-from benchmarks.gpu_engine import PROMPTS, on, report, run, same
+from benchmarks.gpu_engine import PROMPTS, RUNNERS, on, report, run, same
 from benchmarks.gpu_lifecycle import MODES, compared
 
 
@@ -28,7 +28,7 @@ def lora(model):
             "then": [{"adapters": batch} for batch in [*uniform[1:], mixed]],
         }
         for mode, switches in MODES.items():
-            for number in ("1", "0"):
+            for number in RUNNERS:
                 env = {**switches, "VLLM_USE_V2_MODEL_RUNNER": number}
                 off, p0, p1 = (run(model, c, env=env, **shared) for c in ({}, on(p=0.0), on()))
                 name = f"{p1['runner']} runner, {mode}"

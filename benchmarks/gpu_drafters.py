@@ -7,9 +7,10 @@ not know how many drafts of the last step were accepted, and their draws must no
 
 import sys
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.gpu_engine import PROMPTS, on, report, run, same
+from benchmarks.gpu_engine import PROMPTS, RUNNERS, on, report, run, same
 from benchmarks.shapes import LAYERS, small_eagle3_head
 
 MIXED = [{"logprobs": 3}, {"logprobs": 3, "seed": 5, "extra_args": {"confident_p": 0.5}}] * (len(PROMPTS) // 2)
@@ -17,9 +18,10 @@ MIXED = [{"logprobs": 3}, {"logprobs": 3, "seed": 5, "extra_args": {"confident_p
 
 def eagle3(model):
     layers = (1, LAYERS // 2, LAYERS)  # none of the candidates', one of them, what leaves the last layer
-    head = small_eagle3_head(Path(tempfile.gettempdir()) / "confident-decoding-eagle3", layers)
-    for number in ("1", "0"):
-        check(model, number, {"method": "eagle3", "model": head, "num_speculative_tokens": 2})
+    with tempfile.TemporaryDirectory() as folder:
+        head = small_eagle3_head(Path(folder) / "head", layers)
+        for number in RUNNERS:
+            check(model, number, {"method": "eagle3", "model": head, "num_speculative_tokens": 2})
 
 
 def drafters(model):
@@ -28,22 +30,35 @@ def drafters(model):
     from models.checkpoints import CHECKPOINTS, build
     from models.drafters import add_mtp_layer, eagle_head
 
-    check(model, "1", {"method": "draft_model", "model": model, "num_speculative_tokens": 3})
-    with tempfile.TemporaryDirectory() as name:
+    with tempfile.TemporaryDirectory() as name, ThreadPoolExecutor(3) as pool:
         folder = Path(name)
         target = build("LlamaForCausalLM", folder / "llama")
         head = str(eagle_head(Path(target), folder / "eagle"))
         prompts = [[token % 500 for token in prompt] for prompt in PROMPTS]
         tiny = {"prompts": prompts, "max_model_len": 128}
-        check(str(target), "1", {"method": "eagle", "model": head, "num_speculative_tokens": 2}, **tiny)
         mtp = add_mtp_layer(Path(build("DeepseekV3ForCausalLM-mha", folder / "mtp")))
-        options = CHECKPOINTS["DeepseekV3ForCausalLM-mha"].options
-        check(str(mtp), "1", {"method": "mtp", "num_speculative_tokens": 1}, **{**tiny, **options})
+        row = CHECKPOINTS["DeepseekV3ForCausalLM-mha"]
+        started = [
+            pool.submit(check, model, "1", {"method": "draft_model", "model": model, "num_speculative_tokens": 3}),
+            pool.submit(
+                check, str(target), "1", {"method": "eagle", "model": head, "num_speculative_tokens": 2}, **tiny
+            ),
+            pool.submit(
+                check,
+                str(mtp),
+                "1",
+                {"method": "mtp", "num_speculative_tokens": 1},
+                env=row.env,
+                **{**tiny, **row.options},
+            ),
+        ]
+        for one in started:
+            one.result()
 
 
-def check(model, number, drafting, prompts=PROMPTS, **options):
+def check(model, number, drafting, prompts=PROMPTS, env=None, **options):
     """Answers are those without drafts, and with p=0 the drafter proposes what it proposes on a standard server."""
-    env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number}
+    env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number, **(env or {})}
     shared = {"env": env, "prompts": prompts, **options}
     off, p0 = (run(model, config, speculative_config=drafting, **shared) for config in ({}, on(p=0.0)))
     p1 = run(model, on(), sampling=MIXED, speculative_config=drafting, **shared)

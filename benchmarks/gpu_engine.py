@@ -11,6 +11,8 @@ from pathlib import Path
 from safetensors.torch import load_file
 
 SWITCH = "enable_multi_layer_entropy_selection"
+RUNNERS = tuple(os.environ.get("CHECK_RUNNERS", "1,0").split(","))
+"""Values of ``VLLM_USE_V2_MODEL_RUNNER`` that checks of both model runners go through."""
 PROMPTS = [[(7 * i + j * j) % 31_000 + 3 for j in range(4 + 5 * i)] for i in range(8)]
 
 
@@ -44,7 +46,7 @@ def run(
         "max_num_seqs": 64,
         "max_num_batched_tokens": 2048,
         "gpu_memory_utilization": 0.2,
-        "kv_cache_memory_bytes": 2_000_000_000,  # not what is free: checks run side by side
+        "kv_cache_memory_bytes": 500_000_000,  # not what is free: checks run side by side
         "compilation_config": {"cudagraph_capture_sizes": [1, 2, 4, 8, 16]},
         **options,
     }

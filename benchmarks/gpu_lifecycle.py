@@ -11,7 +11,7 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from benchmarks.gpu_engine import PROMPTS, on, report, run, same
+from benchmarks.gpu_engine import PROMPTS, RUNNERS, on, report, run, same
 from benchmarks.shapes import small_checkpoint
 
 MODES = {"batch-invariant": {"VLLM_BATCH_INVARIANT": "1"}, "kernels and graphs": {}}
@@ -36,7 +36,7 @@ def compared(mode, found, expected):
 
 def _each():
     for mode, env in MODES.items():
-        for number in ("1", "0"):
+        for number in RUNNERS:
             yield mode, {**env, "VLLM_USE_V2_MODEL_RUNNER": number}
 
 
@@ -91,7 +91,7 @@ def asynchronous(model):
     """Requests of several kinds, mixing among them, with asynchronous scheduling on and off."""
     kinds = [{}, {"extra_args": {"confident_p": 0}}, {"seed": 5, "extra_args": {"confident_p": 0.5}}, {}]
     sampling = [{"logprobs": 3, **kinds[number % len(kinds)]} for number in range(len(PROMPTS))]
-    for number in ("1", "0"):
+    for number in RUNNERS:
         env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number}
         ahead, not_ahead = (
             run(model, on(trough_log_interval=16), env=env, sampling=sampling, async_scheduling=value)

@@ -9,7 +9,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.gpu_engine import PROMPTS, on, report, run, same
+from benchmarks.gpu_engine import PROMPTS, RUNNERS, on, report, run, same
 from benchmarks.one_gpu import places
 from benchmarks.shapes import LAYERS, small_checkpoint
 from demo.server import free_port
@@ -44,7 +44,7 @@ def parallel(model):
     )
     print("    TP=1", lines(one)[:1], "\n    TP=2", lines(two)[:1])
     graphs = {**several, "tensor_parallel_size": 2, "tokens": 24}
-    for number in ("1", "0"):
+    for number in RUNNERS:
         result = run(model, config, env={**env, "VLLM_USE_V2_MODEL_RUNNER": number}, **graphs)
         at_final, tokens = kept(result)
         name = f"TP=2, {where}: CUDA graphs, {result['runner']} runner"
@@ -63,8 +63,10 @@ def context(_):
     with tempfile.TemporaryDirectory() as folder:
         model = small_checkpoint(Path(folder) / "model", kv_heads=1)
         shared = {"tensor_parallel_size": 2, "decode_context_parallel_size": 2, "env": env, "tokens": 24, **several}
-        off, p0, p1 = (run(model, c, **shared) for c in ({}, on(p=0.0), on(trough_log_interval=8)))
-        one = run(model, on(), tokens=24)
+        with ThreadPoolExecutor(4) as pool:
+            found = [pool.submit(run, model, c, **shared) for c in ({}, on(p=0.0), on(trough_log_interval=8))]
+            found.append(pool.submit(run, model, on(), tokens=24))
+        off, p0, p1, one = (answer.result() for answer in found)
     at_final, tokens = kept(p1)
     report(f"decode context parallel 2, {where}: selects", 0 < at_final < tokens, f"{at_final} of {tokens} stay")
     equal = first_tokens(off) == first_tokens(p0) != []
@@ -85,16 +87,16 @@ def experts(_):
         with tempfile.TemporaryDirectory() as folder:
             model = str(build(tag, Path(folder) / "model", all_experts=True))  # rounding cannot flip a choice
             shared = {"prompts": prompts, "max_model_len": 128, "dtype": "float32", "tokens": 16, **row.options}
-            wide = {"tensor_parallel_size": 2, "enable_expert_parallel": True, **several}
-            found = {
-                name: on_two(model, config, {**env, **row.env}, {**shared, **wide})
-                for name, config in (("off", {}), ("p=0", on(p=0.0)), ("on", on(trough_log_interval=8)))
-            }
-            one, one_off = (run(model, config, env=row.env, **shared) for config in (on(), {}))
+            spread = {"tensor_parallel_size": 2, "enable_expert_parallel": True, **several}
+            configs = ({}, on(p=0.0), on(trough_log_interval=8))
+            with ThreadPoolExecutor(5) as pool:
+                wide = [pool.submit(on_two, model, c, {**env, **row.env}, {**shared, **spread}) for c in configs]
+                single = [pool.submit(run, model, config, env=row.env, **shared) for config in (on(), {})]
+            found, (one, one_off) = ([answer.result() for answer in answers] for answers in (wide, single))
         name = f"{tag}, sequence-parallel experts, {where}"
-        at_final, tokens = map(sum, zip(*(kept(rank) for rank in found["on"]), strict=True))
+        at_final, tokens = map(sum, zip(*(kept(rank) for rank in found[-1]), strict=True))
         report(f"{name}: selects", 0 < at_final < tokens, f"{at_final} of {tokens} stay")
-        for rank, (off, p0, p1) in enumerate(zip(*found.values(), strict=True)):
+        for rank, (off, p0, p1) in enumerate(zip(*found, strict=True)):
             equal = first_tokens(off) == first_tokens(p0) == first_tokens(one_off) != []
             report(f"data-parallel rank {rank}: first tokens of p=0 and off are one GPU's", equal, same(off, p0)[0])
             equal = first_tokens(p1) == first_tokens(one) != first_tokens(one_off)

@@ -40,7 +40,7 @@ READ = {
 def engine_arguments(args, model, config):
     """Of the three benchmarks' engine."""
     words = ["--model", model, "--dtype", "bfloat16", "--max-model-len", "1024", "--no-enable-prefix-caching"]
-    words += ["--additional-config", json.dumps(config)]
+    words += ["--max-num-seqs", str(args.batch), "--additional-config", json.dumps(config)]
     if args.shape:
         words += ["--load-format", "dummy"]
     if not args.compiled:
@@ -132,7 +132,7 @@ def main():
     parser.add_argument("--benchmarks", nargs="+", default=list(READ), choices=READ)
     parser.add_argument("--input", type=int, default=256, help="tokens of a prompt")
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer")
-    parser.add_argument("--batch", type=int, default=8, help="of latency; requests in flight of serve")
+    parser.add_argument("--batch", type=int, default=8, help="of latency, and most requests in flight")
     parser.add_argument("--prompts", type=int, default=64, help="of throughput and serve")
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--compiled", action="store_true", help="with torch.compile and CUDA graphs")

@@ -83,15 +83,15 @@ def difference_from_returned(output, record):
 
 
 def agreement(entropies, depths, tolerance):
-    """Rows whose depth is decided by more than ``tolerance``: ``(compared, equal)``."""
-    window, compared, equal = len(entropies) - 1, 0, 0
+    """For each row whose depth is decided by more than ``tolerance``: by how many nats, and whether it is that one."""
+    window, decided = len(entropies) - 1, []
     for row, depth in enumerate(depths):
         h = entropies[:, row]
         expected = definitions.trough(h, window)
         decisive = min((abs(h[i + 1] - h[i]) for i in range(min(expected + 1, window))), default=math.inf)
         if decisive > tolerance:
-            compared, equal = compared + 1, equal + int(expected == depth)
-    return compared, equal
+            decided.append((float(decisive), bool(expected == depth)))
+    return decided
 
 
 def entropies_of(logits):
@@ -115,8 +115,10 @@ def compare(reference, ids, record, **inputs):
 
 
 def total(agreements, gap):
-    compared, equal = map(sum, zip(*agreements, strict=True))
-    return {"gap": gap, "compared": compared, "equal": equal}
+    decided = [row for rows in agreements for row in rows]
+    others = sorted(by for by, equal in decided if not equal)
+    found = {"gap": gap, "compared": len(decided), "equal": len(decided) - len(others)}
+    return {**found, "others_decided_by": others} if others else found
 
 
 def prove(tag, folder, dtype, with_image=False, isolate=False, **options):
