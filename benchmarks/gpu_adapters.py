@@ -8,8 +8,8 @@ import tempfile
 from pathlib import Path
 
 from benchmarks.adapters import RANK, TARGETS, write_adapter
-from benchmarks.gpu_engine import PROMPTS, RUNNERS, on, report, run, same
-from benchmarks.gpu_lifecycle import MODES, compared
+from benchmarks.gpu_engine import PROMPTS, on, report, run, same
+from benchmarks.gpu_lifecycle import compared, modes_and_runners
 
 
 def lora(model):
@@ -27,25 +27,21 @@ def lora(model):
             "adapters": uniform[0],
             "then": [{"adapters": batch} for batch in [*uniform[1:], mixed]],
         }
-        for mode, switches in MODES.items():
-            for number in RUNNERS:
-                env = {**switches, "VLLM_USE_V2_MODEL_RUNNER": number}
-                off, p0, p1 = (run(model, c, env=env, **shared) for c in ({}, on(p=0.0), on()))
-                name = f"{p1['runner']} runner, {mode}"
-                if not (off["tokens"] and p0["tokens"] and p1["tokens"]):
-                    report(f"engines start and answer, V{1 + int(number)} runner, {mode}", False)
-                    continue
-                every = [[result, *result["later"]] for result in (off, p0, p1)]
-                for kind, stock, zero, one in zip([*kinds, "mixed"], *every, strict=True):
-                    equal, text = compared(mode, zero, stock)
-                    report(f"adapter {kind}: p=0 is off, {name}", equal, text)
-                    report("  the switch on differs", one["tokens"] != stock["tokens"], same(one, stock)[0])
-                by_kind, together = every[2][:-1], every[2][-1]
-                whose = [by_kind[i % len(made)] for i in range(len(PROMPTS))]
-                expected = {
-                    part: [answer[part][i] for i, answer in enumerate(whose)] for part in ("tokens", "logprobs")
-                }
-                equal, text = compared(mode, together, expected)
-                report(f"each row of a mixed batch follows its own adapter, {name}", equal, text)
-                tokens = [str(answer["tokens"]) for answer in by_kind]
-                report("  adapters differ", len(set(tokens)) == len(made))
+        for mode, options in modes_and_runners():
+            off, p0, p1 = (run(model, c, **options, **shared) for c in ({}, on(p=0.0), on()))
+            name = f"{p1['runner']} runner, {mode}"
+            if not (off["tokens"] and p0["tokens"] and p1["tokens"]):
+                report(f"engines start and answer, {mode} {options['env']}", False)
+                continue
+            every = [[result, *result["later"]] for result in (off, p0, p1)]
+            for kind, stock, zero, one in zip([*kinds, "mixed"], *every, strict=True):
+                equal, text = compared(mode, zero, stock)
+                report(f"adapter {kind}: p=0 is off, {name}", equal, text)
+                report("  the switch on differs", one["tokens"] != stock["tokens"], same(one, stock)[0])
+            by_kind, together = every[2][:-1], every[2][-1]
+            whose = [by_kind[i % len(made)] for i in range(len(PROMPTS))]
+            expected = {part: [answer[part][i] for i, answer in enumerate(whose)] for part in ("tokens", "logprobs")}
+            equal, text = compared(mode, together, expected)
+            report(f"each row of a mixed batch follows its own adapter, {name}", equal, text)
+            tokens = [str(answer["tokens"]) for answer in by_kind]
+            report("  adapters differ", len(set(tokens)) == len(made))

@@ -34,14 +34,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from benchmarks import gpu_adapters, gpu_drafters, gpu_lifecycle, gpu_ranks
-from benchmarks.gpu_engine import PROMPTS, RUNNERS, on, report, run, same, write_to
+from benchmarks.gpu_engine import INVARIANT, PROMPTS, RUNNERS, on, report, run, same, write_to
 from benchmarks.shapes import LAYERS, small_checkpoint
 
 
 def exact(model):
     for runner in RUNNERS:
-        env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": runner}
-        off, p0, p1 = (run(model, c, env=env) for c in ({}, on(p=0.0, trough_log_interval=16), on()))
+        env = {**INVARIANT, "VLLM_USE_V2_MODEL_RUNNER": runner}
+        configs = {}, {}, on(p=0.0, trough_log_interval=16), on()
+        off, again, p0, p1 = (run(model, config, env=env) for config in configs)
+        text, equal = same(off, again)
+        report(f"off is itself, {off['runner']} runner", equal and off["logprobs"] == again["logprobs"], text)
         text, equal = same(off, p0)
         report(
             f"p=0 bit-equal to off, {p0['runner']} runner, batch-invariant",
@@ -64,9 +67,10 @@ def requests(model):
     pairs = [(prompt, kind) for prompt in PROMPTS for kind in kinds]
     sampling = [{"logprobs": 3, "extra_args": kinds[kind][1] or None} for _, kind in pairs]
     for number in RUNNERS:
-        env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number}
-        alone = {kind: run(model, config, env=env) for kind, (config, _) in kinds.items()}
-        together = run(model, on(), env=env, prompts=[prompt for prompt, _ in pairs], sampling=sampling)
+        env = {**INVARIANT, "VLLM_USE_V2_MODEL_RUNNER": number}
+        eager = {"env": env, "enforce_eager": True}
+        alone = {kind: run(model, config, **eager) for kind, (config, _) in kinds.items()}
+        together = run(model, on(), prompts=[prompt for prompt, _ in pairs], sampling=sampling, **eager)
         tokens = together["tokens"] or []
         wrong = [
             kind
@@ -84,9 +88,8 @@ def requests(model):
 
 def invariant(model):
     """Every prompt alone and all of them together: tokens and logprobs equal to the bit."""
-    env = {"VLLM_BATCH_INVARIANT": "1"}
-    together = run(model, on(trough_log_interval=16), env=env)
-    alone = run(model, on(), env=env, max_num_seqs=1)
+    together = run(model, on(trough_log_interval=16), env=INVARIANT)
+    alone = run(model, on(), env=INVARIANT, max_num_seqs=1)
     text, equal = same(together, alone)
     report("an answer does not depend on its batch", equal and together["logprobs"] == alone["logprobs"], text)
     print("   ", [line for line in together["lines"] if "step=" in line][-1:])

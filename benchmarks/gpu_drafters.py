@@ -10,7 +10,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.gpu_engine import PROMPTS, RUNNERS, on, report, run, same
+from benchmarks.gpu_engine import INVARIANT, PROMPTS, RUNNERS, on, report, run, same
 from benchmarks.shapes import LAYERS, small_eagle3_head
 
 MIXED = [{"logprobs": 3}, {"logprobs": 3, "seed": 5, "extra_args": {"confident_p": 0.5}}] * (len(PROMPTS) // 2)
@@ -58,7 +58,7 @@ def drafters(model):
 
 def check(model, number, drafting, prompts=PROMPTS, env=None, **options):
     """Answers are those without drafts, and with p=0 the drafter proposes what it proposes on a standard server."""
-    env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number, **(env or {})}
+    env = {**INVARIANT, "VLLM_USE_V2_MODEL_RUNNER": number, **(env or {})}
     shared = {"env": env, "prompts": prompts, **options}
     off, p0 = (run(model, config, speculative_config=drafting, **shared) for config in ({}, on(p=0.0)))
     p1 = run(model, on(), sampling=MIXED, speculative_config=drafting, **shared)

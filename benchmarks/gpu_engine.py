@@ -16,6 +16,11 @@ RUNNERS = tuple(os.environ.get("CHECK_RUNNERS", "1,0").split(","))
 PROMPTS = [[(7 * i + j * j) % 31_000 + 3 for j in range(4 + 5 * i)] for i in range(8)]
 
 
+INVARIANT = {"VLLM_BATCH_INVARIANT": "1", "TORCHINDUCTOR_DETERMINISTIC": "1"}
+"""Environment of engines whose answers are compared to the bit. Without the second, torch.compile times variants of a
+reduction on the GPU and takes the fastest, so that the order of a sum depends on what else ran in that moment."""
+
+
 def on(**keys):
     return {SWITCH: True, **keys}
 

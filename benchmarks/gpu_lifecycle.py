@@ -1,8 +1,8 @@
 """What happens to an engine between requests: sleep, new weights, scheduling ahead; run by benchmarks.gpu_check.
 
-With ``VLLM_BATCH_INVARIANT=1`` answers must be equal to the bit. Without, the kernels and the CUDA graphs of the scan
-run, which read weights at fixed addresses: there the first token of each prompt is compared, whose step is the same
-batch every time, by the logprobs of its best three.
+With ``VLLM_BATCH_INVARIANT=1``, eager, answers must be equal to the bit. Without, the kernels and the CUDA graphs of
+the scan run, which read weights at fixed addresses: there the first token of each prompt is compared, whose step is the
+same batch every time, by the logprobs of its best three.
 """
 
 import shutil
@@ -11,10 +11,11 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from benchmarks.gpu_engine import PROMPTS, RUNNERS, on, report, run, same
+from benchmarks.gpu_engine import INVARIANT, PROMPTS, RUNNERS, on, report, run, same
 from benchmarks.shapes import small_checkpoint
 
-MODES = {"batch-invariant": {"VLLM_BATCH_INVARIANT": "1"}, "kernels and graphs": {}}
+MODES = {"batch-invariant": {"env": INVARIANT, "enforce_eager": True}, "kernels and graphs": {"env": {}}}
+"""Options of `run`."""
 NOISE = 0.1  # nats; another checkpoint, or weights that are not there, differ by several
 
 
@@ -34,19 +35,20 @@ def compared(mode, found, expected):
     return max(apart) < NOISE, f"first tokens' logprobs differ by at most {max(apart):.3f} nats"
 
 
-def _each():
-    for mode, env in MODES.items():
+def modes_and_runners():
+    """The name of each mode, and the options of an engine, with each model runner."""
+    for mode, options in MODES.items():
         for number in RUNNERS:
-            yield mode, {**env, "VLLM_USE_V2_MODEL_RUNNER": number}
+            yield mode, {**options, "env": {**options["env"], "VLLM_USE_V2_MODEL_RUNNER": number}}
 
 
 def sleep(model):
     """Answers after sleeping are those before, and statistics go on counting."""
-    for mode, env in _each():
+    for mode, options in modes_and_runners():
         result = run(
             model,
             on(trough_log_interval=16),
-            env=env,
+            **options,
             then=[{"sleep": 1}, {"sleep": 2}],
             sampling={"logprobs": 5},
             enable_sleep_mode=True,
@@ -74,8 +76,8 @@ def update(model):
         folder = Path(name)
         other = small_checkpoint(folder / "other", seed=1)
         headed = with_head_of(model, other, folder / "headed")
-        for mode, env in _each():
-            asked = {"env": env, "sampling": {"logprobs": 5}}
+        for mode, options in modes_and_runners():
+            asked = {"sampling": {"logprobs": 5}, **options}
             result = run(model, on(), then=[{"head": other}, {"path": other}, {"path": model}], **asked)
             later = result.get("later") or [{}, {}, {}]
             expected = run(headed, on(), **asked), run(other, on(), **asked), result
@@ -92,7 +94,7 @@ def asynchronous(model):
     kinds = [{}, {"extra_args": {"confident_p": 0}}, {"seed": 5, "extra_args": {"confident_p": 0.5}}, {}]
     sampling = [{"logprobs": 3, **kinds[number % len(kinds)]} for number in range(len(PROMPTS))]
     for number in RUNNERS:
-        env = {"VLLM_BATCH_INVARIANT": "1", "VLLM_USE_V2_MODEL_RUNNER": number}
+        env = {**INVARIANT, "VLLM_USE_V2_MODEL_RUNNER": number}
         ahead, not_ahead = (
             run(model, on(trough_log_interval=16), env=env, sampling=sampling, async_scheduling=value)
             for value in (True, False)

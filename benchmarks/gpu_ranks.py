@@ -9,7 +9,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from benchmarks.gpu_engine import PROMPTS, RUNNERS, on, report, run, same
+from benchmarks.gpu_engine import INVARIANT, PROMPTS, RUNNERS, on, report, run, same
 from benchmarks.one_gpu import places
 from benchmarks.shapes import LAYERS, small_checkpoint
 from demo.server import free_port
@@ -28,7 +28,7 @@ def kept(result):
 
 def parallel(model):
     several, env, where = places(2)
-    eager = {"env": {"VLLM_BATCH_INVARIANT": "1", **env}, "enforce_eager": True, "tokens": 24}
+    eager = {"env": {**INVARIANT, **env}, "enforce_eager": True, "tokens": 24}
     config = on(p=0.7, trough_log_interval=8)
     one, two = run(model, config, **eager), run(model, config, tensor_parallel_size=2, **eager, **several)
 
