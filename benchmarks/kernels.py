@@ -79,6 +79,8 @@ def main():
         logits = torch.randn(rows, vocab, device="cuda").to(dtype)
         bytes_read = logits.numel() * size
         bench.add(f"statistics, {rows} rows", lambda x=logits: ops.statistics(x), bytes_read)
+        name = f"statistics and largest ids (metrics), {rows} rows"
+        bench.add(name, lambda x=logits: ops.statistics(x, first_id=0), bytes_read)
         if rows == 512:
             for count in (0, 64, 256):
                 number = torch.tensor([count], dtype=torch.int32, device="cuda")

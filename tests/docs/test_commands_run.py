@@ -32,11 +32,8 @@ ELSEWHERE = {
     "pip install confident-decoding[eval,vllm]": ("tools/dist.sh", "[eval]"),
     "docker build -t vllm-confident --build-arg VLLM_VERSION=0.32.0 .": ("docs/index.md", "not been built"),
     "docker run --gpus all": ("docs/index.md", "not been built"),
-    "python -m benchmarks.overhead --shape qwen3-8b": (
-        "benchmarks/results/overhead-h200-tp1.json",
-        '"shape": "qwen3-8b"',
-    ),
-    "python -m benchmarks.overhead --model YOUR_MODEL": ("benchmarks/results/overhead-cpu.json", '"model": '),
+    "python -m benchmarks.overhead --shape qwen3-8b": (__file__, "def test_the_performance_page_shows_the_command"),
+    "python -m benchmarks.overhead --model YOUR_MODEL": (__file__, "def test_the_cost_of_ones_own_model"),
     "python -m benchmarks.scan": ("benchmarks/results/scan-h200.json", '"calls": '),
     "python -m benchmarks.kernels": ("benchmarks/results/kernels-h200.json", '"kernels": '),
 }
@@ -184,6 +181,47 @@ def test_what_pre_commit_runs():
     )
     assert done.returncode == 0, done.stdout
     assert done.stdout.count("Passed") == 3
+
+
+def benchmark_command(option):
+    """The words of the one line of the performance page that runs benchmarks.overhead with ``option``."""
+    found = [
+        words
+        for block in blocks()
+        if block.language == "bash" and block not in SHOWN
+        for _, words in lines_of(block)
+        if words[:3] == ["python", "-m", "benchmarks.overhead"] and option in words
+    ]
+    assert len(found) == 1
+    return found[0]
+
+
+def test_the_performance_page_shows_the_command_that_its_results_come_from():
+    ran = json.loads((ROOT / "benchmarks/results/overhead-h200-tp1.json").read_text())["arguments"]
+    given = {}
+    for word in benchmark_command("--shape")[3:]:
+        if word.startswith("--"):
+            values = given[word.removeprefix("--").replace("-", "_")] = []
+        else:
+            values.append(word)
+    for name, values in given.items():
+        result = ran[name]
+        assert values == ([] if result is True else [*map(str, result if isinstance(result, list) else [result])]), name
+    left_out = {name: value for name, value in ran.items() if name not in given and value}
+    defaults = {"layers": [10], "rounds": 5, "dtype": "bfloat16", "tensor_parallel_size": 1, "model": "qwen3-8b"}
+    assert left_out == defaults
+
+
+def test_the_cost_of_ones_own_model(folder):
+    """The command as it stands, of fewer steps."""
+    words = [str(folder / word) if word in MODELS else word for word in benchmark_command("--model")]
+    quick = ["--tokens", "4", "--rounds", "1"]
+    done = subprocess.run(
+        [sys.executable, *words[1:], *quick], cwd=ROOT, env={**os.environ, **OUTSIDE}, capture_output=True, text=True,
+        check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
+    assert re.search(r"^planned( +\d+\.\d\d ms +\d+\.\d{3}x){3}$", done.stdout, re.MULTILINE), done.stdout[-1500:]
 
 
 def test_programs_that_are_not_run_here_are_run_elsewhere():
