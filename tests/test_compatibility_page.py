@@ -9,7 +9,7 @@ import sys
 import pytest
 from conftest import ROOT
 
-from benchmarks import gpu_check, gpu_drafters, gpu_lifecycle
+from benchmarks import gpu_adapters, gpu_check, gpu_drafters, gpu_lifecycle, gpu_ranks
 from confident_decoding.plugin import compat
 from tools import compatibility_doc
 
@@ -45,7 +45,7 @@ def test_every_test_that_is_named_exists(collected):
 def test_every_check_on_gpus_that_is_named_exists():
     checks = {
         f"benchmarks/gpu_check.py::{name}"
-        for module in (gpu_check, gpu_drafters, gpu_lifecycle)
+        for module in (gpu_check, gpu_adapters, gpu_drafters, gpu_lifecycle, gpu_ranks)
         for name, function in vars(module).items()
         if inspect.isfunction(function) and list(inspect.signature(function).parameters) in (["model"], ["_"])
     }
@@ -63,6 +63,13 @@ def test_a_verdict_has_what_shows_it(row):
     assert {"works": tests, "refused": tests, "GPU only": checks}.get(row["verdict"], row.get("note"))
     assert row["verdict"] in compatibility_doc.VERDICTS
     assert "says" not in row or row["verdict"] == "refused"
+
+
+def test_checks_whose_results_are_kept_passed():
+    results = compatibility_doc.checks()
+    assert {"cache", "sleep", "sync"} <= set(results)
+    assert [line["name"] for lines in results.values() for line in lines if not line["passed"]] == []
+    assert set(results) <= {reference.split("::")[1] for reference in of("benchmarks/")} | {"sync"}
 
 
 def refusals():

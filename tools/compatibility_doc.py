@@ -3,12 +3,15 @@
 python -m tools.compatibility_doc
 """
 
+import json
 import tomllib
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 TABLE = ROOT / "tests/compatibility.toml"
 PAGE = ROOT / "docs/compatibility.md"
+RESULTS = ROOT / "benchmarks/results"
 VERDICTS = {
     "works": "a test runs it in a real engine or server, on the CPU, and compares the answers",
     "GPU only": "vLLM has it on GPUs alone; the check named runs there (`python -m benchmarks.gpu_check NAME`)",
@@ -23,6 +26,15 @@ INTRO = """\
 
 What runs with Confident Decoding on, feature by feature of vLLM, and the test that shows it. A test checks that every
 test named here exists, and that every refusal in `plugin/compat.py` has a row.
+
+"""
+CHECKS = """\
+## Checks on GPUs
+
+What `python -m benchmarks.gpu_check` said, check by check (`benchmarks/results/checks-*.jsonl`). Where answers are
+compared to the bit, `VLLM_BATCH_INVARIANT=1` and `TORCHINDUCTOR_DETERMINISTIC=1` are set: without the second,
+torch.compile times variants of a kernel while an engine starts and takes the fastest, so that two starts of one server
+need not round alike.
 
 """
 
@@ -47,11 +59,40 @@ def table(group: list[dict]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def checks() -> dict[str, list[dict[str, Any]]]:
+    """The kept results of `benchmarks.gpu_check`, by check."""
+    found: dict[str, list[dict[str, Any]]] = {}
+    for path in sorted(RESULTS.glob("checks-*.jsonl")):
+        for line in map(json.loads, path.read_text().splitlines()):
+            found.setdefault(line["check"], []).append(line)
+    return found
+
+
+def checks_table() -> str:
+    """What each check on GPUs said when it last ran, a line each."""
+    lines = ["| check | results | passed | ran on |", "|---|---|---|---|"]
+    results = checks()
+    named = {
+        reference.split("::")[1]
+        for group in rows().values()
+        for row in group
+        for reference in row["shown"]
+        if reference.startswith("benchmarks/")
+    }
+    for name in sorted(named | set(results)):
+        found = results.get(name, [])
+        where = sorted({f"{r['gpu']}, vLLM {r['vllm']}, commit {r['commit']}" for r in found})
+        passed = sum(r["passed"] for r in found)
+        counts = f"{len(found)} | {passed}" if found else "| "
+        lines.append(f"| `{name}` | {counts} | {'; '.join(where) or 'no result is kept yet'} |")
+    return "\n".join(lines) + "\n"
+
+
 def page() -> str:
     """The whole page."""
     verdicts = "\n".join(f"- **{verdict}**: {meaning}." for verdict, meaning in VERDICTS.items())
     groups = [f"## {name}\n\n{table(group)}" for name, group in rows().items()]
-    return "\n".join([INTRO + verdicts + "\n", *groups])
+    return "\n".join([INTRO + verdicts + "\n", *groups, CHECKS + checks_table()])
 
 
 if __name__ == "__main__":
