@@ -100,6 +100,13 @@ def _plain_head_calls(model):
     return getattr(model.logits_processor.base_layer._apply_head, "stock_calls", 0)
 
 
+def on_ranks(llm, function):
+    """What a function of `ranks` returns on each rank."""
+    import ranks
+
+    return llm.collective_rpc(getattr(ranks, function))
+
+
 def reload_weights(llm, path):
     """The weights of another checkpoint, in place, through vLLM's own `reload_weights`."""
     llm.collective_rpc("reload_weights", kwargs={"weights_path": path})

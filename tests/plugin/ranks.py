@@ -22,3 +22,33 @@ def sharded_rows(worker):
         vocabulary = whole.shape[1]
         gathered = tensor_model_parallel_all_gather(local)[:, :vocabulary]
     return float((gathered - whole[order]).abs().max()), int((whole != final).any(1).sum())
+
+
+def start_recording(worker):
+    """Keep the depths of every selection from here on, the packed rows of the first ones, and the bytes of gathers."""
+    import vllm.distributed
+
+    from confident_decoding import scan
+
+    worker.kept = {"depths": [], "packed": [], "calls": 0, "bytes": 0}
+    select, gather = scan.select, vllm.distributed.tensor_model_parallel_all_gather
+
+    def recording(packed, *args, **kwargs):
+        selection = select(packed, *args, **kwargs)
+        worker.kept["calls"] += 1
+        worker.kept["depths"] += selection.depths.tolist()
+        if len(worker.kept["packed"]) < 200:
+            worker.kept["packed"] += packed.tolist()
+        return selection
+
+    def counted(tensor, *args, **kwargs):
+        worker.kept["bytes"] += tensor.numel() * tensor.element_size()
+        return gather(tensor, *args, **kwargs)
+
+    # The package's name is what statistics are gathered by; logits are gathered by the logits processor's own.
+    scan.select, vllm.distributed.tensor_model_parallel_all_gather = recording, counted
+
+
+def recorded(worker):
+    """What this rank has kept."""
+    return worker.kept

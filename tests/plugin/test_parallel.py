@@ -1,12 +1,16 @@
 """Several worker processes on one machine: tensor and expert parallel ranks and pipeline stages agree with one."""
 
+import json
 import os
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from conftest import greedy, on, tiny_engine
+from oracle import entropy, trough
+from safetensors.torch import load_file
 
 pytestmark = pytest.mark.engine
 # Functions of modules beside this one are sent to the workers.
@@ -96,6 +100,52 @@ def test_batch_sharded_sampling_gets_the_rows_that_it_asks_for(run_engines, tiny
     for difference, selected in two["ranks"]:
         assert difference == 0
         assert selected > 5
+
+
+@pytest.fixture(scope="module", params=[2, 4])
+def five_hundred_steps(request, run_engines, tiny):
+    """The checkpoint, and what each of 2 or 4 ranks kept of more than 500 steps of sampled answers."""
+    path = tiny("LlamaForCausalLM-oddvocab")
+    sampled = [greedy(90) | {"temperature": 0.9, "seed": seed} for seed in range(len(PROMPTS))]
+    calls = [
+        {"do": "on_ranks", "with": {"function": "start_recording"}},
+        *[{"prompts": [[7 * n + 3, *ids] for ids in PROMPTS], "sampling": sampled} for n in range(6)],
+        {"do": "on_ranks", "with": {"function": "recorded"}},
+    ]
+    result = run(run_engines, path, on(), FROM_HERE, calls, tensor_parallel_size=request.param)
+    return path, result["calls"][-1]
+
+
+@pytest.mark.slow
+def test_every_rank_takes_the_same_decisions(five_hundred_steps):
+    """And no rank sends more than three numbers for a candidate."""
+    path, ranks = five_hundred_steps
+    assert len(ranks[0]["depths"]) > 3 * 500
+    assert len(set(ranks[0]["depths"])) > 3
+    for rank in ranks[1:]:
+        assert rank["depths"] == ranks[0]["depths"]
+    candidates = json.loads((Path(path) / "config.json").read_text())["num_hidden_layers"]
+    assert {rank["calls"] for rank in ranks} == {ranks[0]["calls"]}
+    assert 0 < ranks[0]["bytes"] <= 12 * candidates * len(ranks[0]["depths"])
+
+
+@pytest.mark.slow
+def test_depths_on_several_ranks_are_those_of_the_mathematics(five_hundred_steps):
+    path, ranks = five_hundred_steps
+    tensors, config = load_file(Path(path) / "model.safetensors"), json.loads((Path(path) / "config.json").read_text())
+    gain, head = (tensors[f"{name}.weight"].double().numpy() for name in ("model.norm", "lm_head"))
+    states = np.array(ranks[0]["packed"]).reshape(len(ranks[0]["packed"]), -1, len(gain)).swapaxes(0, 1)
+    raw = states[1:]
+    normed = raw / np.sqrt((raw**2).mean(-1, keepdims=True) + config["rms_norm_eps"]) * gain
+    logits = np.concatenate([states[:1], normed]) @ head.T
+    entropies = np.array([[entropy(row) for row in depth] for depth in logits])
+    window, sure = len(entropies) - 1, 0
+    for h, depth in zip(entropies.T, ranks[0]["depths"], strict=False):
+        expected = trough(h, window)
+        if np.abs(np.diff(h))[: expected + 1].min() > 1e-4:
+            sure += 1
+            assert depth == expected
+    assert sure > 150
 
 
 @pytest.mark.slow
