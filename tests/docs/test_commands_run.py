@@ -30,8 +30,11 @@ ELSEWHERE = {
     "pip install confident-decoding[vllm]": ("tools/dist.sh", "--dry-run"),
     "pip install confident-decoding[analysis]": ("tools/dist.sh", EXTRAS),
     "pip install confident-decoding[eval,vllm]": ("tools/dist.sh", "[eval]"),
-    "docker build -t vllm-confident --build-arg VLLM_VERSION=0.32.0 .": ("docs/index.md", "not been built"),
-    "docker run --gpus all": ("docs/index.md", "not been built"),
+    "docker build -t vllm-confident --build-arg VLLM_VERSION=0.32.0 .": (
+        "tests/test_dockerfile.py",
+        "def test_the_steps_install_a_plugin_that_loads",
+    ),
+    "docker run --gpus all": ("tests/test_dockerfile.py", "def test_the_commands_are_those"),
     "python -m benchmarks.overhead --shape qwen3-8b": (__file__, "def test_the_performance_page_shows_the_command"),
     "python -m benchmarks.overhead --model YOUR_MODEL": (__file__, "def test_the_cost_of_ones_own_model"),
     "python -m benchmarks.scan": ("benchmarks/results/scan-h200.json", '"calls": '),
