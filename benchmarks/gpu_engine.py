@@ -13,6 +13,8 @@ from safetensors.torch import load_file
 SWITCH = "enable_multi_layer_entropy_selection"
 RUNNERS = tuple(os.environ.get("CHECK_RUNNERS", "1,0").split(","))
 """Values of ``VLLM_USE_V2_MODEL_RUNNER`` that checks of both model runners go through."""
+PATIENCE = 900
+"""Seconds that an engine has; ranks may wait for one that is gone."""
 PROMPTS = [[(7 * i + j * j) % 31_000 + 3 for j in range(4 + 5 * i)] for i in range(8)]
 
 
@@ -68,7 +70,7 @@ def run(
             "then": then,
         }
         done = subprocess.run(
-            [sys.executable, "-m", "benchmarks.gpu_engine", json.dumps(spec)],
+            ["timeout", str(PATIENCE), sys.executable, "-m", "benchmarks.gpu_engine", json.dumps(spec)],
             capture_output=True,
             text=True,
             env={
@@ -131,6 +133,7 @@ def child(spec):
         "lines": lines,
         "runner": runner,
         "asynchronous": bool(scheduling),
+        "sequence_parallel_experts": bool(llm.llm_engine.vllm_config.parallel_config.use_sequence_parallel_moe),
     }
 
 
@@ -205,7 +208,7 @@ def same(a, b):
     return f"{sum(x == y for x, y in pairs)}/{len(PROMPTS)} sequences", bool(pairs) and a["tokens"] == b["tokens"]
 
 
-_written = {"path": None, "check": None}
+_written = {"path": None, "check": None, "failed": False}
 
 
 def write_to(path, check):
@@ -213,7 +216,13 @@ def write_to(path, check):
     _written.update(path=path, check=check)
 
 
+def any_failed():
+    """Whether a result of this process was no PASS."""
+    return _written["failed"]
+
+
 def report(name, ok, detail=""):
+    _written["failed"] |= not ok
     print(f"{'PASS' if ok else 'FAIL'}  {name}  {detail}", flush=True)
     if _written["path"]:
         from benchmarks.timing import machine

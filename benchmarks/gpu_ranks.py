@@ -71,7 +71,7 @@ def context(_):
     report(f"decode context parallel 2, {where}: selects", 0 < at_final < tokens, f"{at_final} of {tokens} stay")
     equal = first_tokens(off) == first_tokens(p0) != []
     report("first tokens of p=0 are those of off", equal, f"all tokens: {same(off, p0)[0]}")
-    equal = first_tokens(one) == first_tokens(p1) != first_tokens(off)
+    equal = [] != first_tokens(one) == first_tokens(p1) != first_tokens(off) != []
     report("first tokens are those of one GPU, and not those of off", equal, f"all tokens: {same(one, p1)[0]}")
 
 
@@ -96,10 +96,12 @@ def experts(_):
         name = f"{tag}, sequence-parallel experts, {where}"
         at_final, tokens = map(sum, zip(*(kept(rank) for rank in found[-1]), strict=True))
         report(f"{name}: selects", 0 < at_final < tokens, f"{at_final} of {tokens} stay")
+        chose = [rank.get("sequence_parallel_experts") for rank in found[-1]]
+        report("  vLLM has chosen sequence-parallel experts", chose == [True, True], str(chose))
         for rank, (off, p0, p1) in enumerate(zip(*found, strict=True)):
             equal = first_tokens(off) == first_tokens(p0) == first_tokens(one_off) != []
             report(f"data-parallel rank {rank}: first tokens of p=0 and off are one GPU's", equal, same(off, p0)[0])
-            equal = first_tokens(p1) == first_tokens(one) != first_tokens(one_off)
+            equal = [] != first_tokens(p1) == first_tokens(one) != first_tokens(one_off) != []
             report("  first tokens with the switch on too, and others", equal, f"all tokens: {same(p1, one)[0]}")
 
 

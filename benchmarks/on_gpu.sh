@@ -24,7 +24,7 @@ import json, sys
 for line in map(json.loads, open(sys.argv[1])):
     print("PASS" if line["passed"] else "FAIL", line["check"], line["name"], line["detail"][:300 - 240 * line["passed"]])
 SUMMARY
-  ;;
+  grep "exit status" "$out/checks.log" ;;
 ranks)       # 5: ranks, on one GPU where there are not more
   run benchmarks.gpu_check --jobs 3 --out "$out/ranks.jsonl" experts context parallel 2>&1 | tee "$out/ranks.log" | grep -E "^(PASS|FAIL|   )" ;;
 ranks-of-4)  # 4: depths of four ranks over 500 steps, bytes between them
@@ -39,7 +39,7 @@ tables)      # 3: docs/performance.md, kernels and head calls alone
   run benchmarks.scan --batch 64 128 256 --out "$out/scan.json"
   run benchmarks.scan --batch 64 128 256 --under 0.64 --out "$out/scan-under.json" ;;
 vllm-bench)  # 8: vLLM's own benchmarks, off and on
-  run benchmarks.vllm_bench --shape qwen3-8b --forced paper --compiled --batch 64 --prompts 256 \
+  run benchmarks.vllm_bench --shape qwen3-8b --forced paper --compiled --batch 64 --prompts 256 --rounds 1 \
     ${TOKENIZER:+--tokenizer "$TOKENIZER"} --out "$out/vllm-bench.json" ;;
 *) echo "no part $part; see the head of $0" >&2; exit 2 ;;
 esac

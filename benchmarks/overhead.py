@@ -20,6 +20,8 @@ from benchmarks.shapes import SHAPES, write_shape
 from benchmarks.timing import machine
 from confident_decoding.bench.results import medians
 
+PROMPT, BLOCK = 16, 16
+"""Tokens of a prompt (`benchmarks.engine`), and of a block of the KV cache."""
 SWITCH = "enable_multi_layer_entropy_selection"
 
 
@@ -148,17 +150,30 @@ def show_delays(args, stock):
     stock.ask(do="delay", ms=0.0)
 
 
-def beside_each_other(args):
-    """Options with which the engines fit on one GPU: a share of its memory each, and CUDA graphs for what is asked."""
+def beside_each_other(args, model, longest):
+    """Options with which the engines fit on one GPU: a share of its memory each, and CUDA graphs for what is asked.
+
+    Args:
+        args: The command's.
+        model: Checkpoint folder.
+        longest: ``max_model_len``.
+    """
     import torch
+    from transformers import AutoConfig
 
     if not torch.cuda.is_available():
         return {}
     engines = 1 + args.again + len(args.settings) * len(args.layers)
+    config = AutoConfig.from_pretrained(model).get_text_config()
+    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    a_token = 2 * config.num_hidden_layers * heads * size * getattr(torch, args.dtype).itemsize
+    tokens = max(max(args.batch) * (PROMPT + args.tokens + BLOCK), longest + BLOCK)
     usual = {2**k for k in range(max(args.batch).bit_length())}
     return {
         "gpu_memory_utilization": round(0.9 / engines, 3),
-        "kv_cache_memory_bytes": 4_000_000_000,  # told, since they start at once and cannot tell what is whose
+        # Told, since they start at once and cannot tell what is whose; and a tenth more.
+        "kv_cache_memory_bytes": max(1_000_000_000, int(1.1 * a_token * tokens) // args.tensor_parallel_size),
         "compilation_config": {"cudagraph_capture_sizes": sorted({*usual, *args.batch})},
     }
 
@@ -231,10 +246,11 @@ def main():
             from demo.checkpoint import smollm2
 
             model = str(smollm2())
+        longest = max(512, 2 * args.prefill, 8192 if args.memory else 0)
         options = {
             "model": model,
             "dtype": args.dtype,
-            "max_model_len": max(512, 2 * args.prefill, 8192 if args.memory else 0),
+            "max_model_len": longest,
             "enable_prefix_caching": False,
             "skip_tokenizer_init": True,
             "enforce_eager": not args.compiled,
@@ -242,7 +258,7 @@ def main():
             "tensor_parallel_size": args.tensor_parallel_size,
             **({"load_format": "dummy"} if args.shape else {}),
             **({"max_num_batched_tokens": args.prefill} if args.prefill else {}),
-            **beside_each_other(args),
+            **beside_each_other(args, model, longest),
             **{name: json.loads(value) for name, value in (option.split("=", 1) for option in args.option)},
         }
         cases = start(args, options, Path(folder))

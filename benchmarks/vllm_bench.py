@@ -56,7 +56,8 @@ def offline(kind, args, engine, out, env):
         "latency": {"input-len": args.input, "output-len": args.output, "batch-size": args.batch, "num-iters": 5},
         "throughput": {"random-input-len": args.input, "random-output-len": args.output, "num-prompts": args.prompts},
     }[kind]
-    own |= {"num-iters-warmup": 2} if kind == "latency" else {"dataset-name": "random"}
+    warm_up = {"num-iters-warmup": 2} if kind == "latency" else {"num-warmups": args.batch, "dataset-name": "random"}
+    own |= warm_up
     options = [word for name, value in own.items() for word in (f"--{name}", str(value))]
     with out.with_suffix(".log").open("w") as log:
         command = [*VLLM, "bench", kind, *engine, *options, "--output-json", str(out)]
@@ -134,7 +135,7 @@ def main():
     parser.add_argument("--output", type=int, default=128, help="tokens of an answer")
     parser.add_argument("--batch", type=int, default=8, help="of latency, and most requests in flight")
     parser.add_argument("--prompts", type=int, default=64, help="of throughput and serve")
-    parser.add_argument("--rounds", type=int, default=1)
+    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--compiled", action="store_true", help="with torch.compile and CUDA graphs")
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
     args = parser.parse_args()

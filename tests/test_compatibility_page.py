@@ -67,7 +67,8 @@ def test_a_verdict_has_what_shows_it(row):
 
 def test_checks_whose_results_are_kept_passed():
     results = compatibility_doc.checks()
-    assert {"cache", "sleep", "sync"} <= set(results)
+    assert {"cache", "sync"} <= set(results)
+    assert [name for name, lines in results.items() if lines[-1]["name"] != gpu_check.RAN] == [], "cut short"
     assert [line["name"] for lines in results.values() for line in lines if not line["passed"]] == []
     assert set(results) <= {reference.split("::")[1] for reference in of("benchmarks/")} | {"sync"}
 

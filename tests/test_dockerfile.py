@@ -40,7 +40,9 @@ def python(tmp_path):
 
 def test_the_steps_install_a_plugin_that_loads(python, tmp_path):
     """From what `.dockerignore` lets through."""
-    kept = re.findall(r"^!(\S+)$", (ROOT / ".dockerignore").read_text(), re.MULTILINE)
+    first, *others = (ROOT / ".dockerignore").read_text().splitlines()
+    assert first == "*", "everything is left out but what follows"
+    kept = [line.removeprefix("!") for line in others if line.startswith("!")]
     context, image = tmp_path / "context", tmp_path / "root"
     for name in kept:
         copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
@@ -57,7 +59,9 @@ def test_the_steps_install_a_plugin_that_loads(python, tmp_path):
                 shutil.copy(context / source, place)
     (run,) = of("RUN")
     assert "/tmp/confident-decoding" in run
-    command = run.replace("/tmp/", f"{image}/tmp/").replace("python3", str(python))
+    # The build's tools are beside it as well; pip would fetch them.
+    command = run.replace("/tmp/", f"{image}/tmp/").replace("pip install", "pip install --no-build-isolation")
+    command = command.replace("python3", str(python))
     done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-1500:] + done.stderr[-1500:]
     assert not (image / "tmp/confident-decoding").exists()

@@ -27,14 +27,15 @@ class ToyModel:
         hidden=H,
         device="cpu",
         top_ids=False,
+        vocab=V,
     ):
         g = torch.Generator().manual_seed(seed)
         self.hidden, self.device = hidden, device
         self.gain = (torch.rand(hidden, generator=g) + 0.5).to(dtype).to(device)
-        self.weight = (torch.randn(V, hidden, generator=g) * 0.7 * (H / hidden) ** 0.5).to(dtype).to(device)
+        self.weight = (torch.randn(vocab, hidden, generator=g) * 0.7 * (H / hidden) ** 0.5).to(dtype).to(device)
         self.projected = []
         statistics = partial(statistics_of_finished, first_id=0 if top_ids else None)
-        self.head = ModelHead(self.norm, self.project, statistics, V, rows_per_read, top_ids=top_ids)
+        self.head = ModelHead(self.norm, self.project, statistics, vocab, rows_per_read, top_ids=top_ids)
         if on_device:  # rounds whose counts the host may not read
             self.head = dataclasses.replace(
                 self.head,

@@ -43,7 +43,8 @@ must show is in `tests/models/criteria.py`:
 - bfloat16 (where a backend has nothing else, and on GPUs): at every layer, a relative error of at most 1.5 times that
   of stock vLLM's own final state against transformers, so a captured state is as exact as what stock returns; every
   depth that is decided by more than twice the largest difference in entropy equal; and every depth equal to the one
-  that a float64 entropy of the engine's own logits gives.
+  that a float64 entropy of the engine's own logits gives, where more than the rounding of those logits decides it
+  (1e-3 nats in the lines below).
 - The plugin switched off, and a second model of the same class loaded as a drafter is: stock in every respect.
 
 `rows` counts the tokens compared, of which `decided` had a depth that rounding cannot change; all of those were equal.

@@ -88,6 +88,17 @@ def floors_table(data: Any) -> str:
     return "\n".join(lines)
 
 
+def vllm_table(data: Any) -> str:
+    """What vLLM's own benchmarks say, off and on."""
+    lines = ["| benchmark | | off | on | ratio |", "|---|---|---|---|---|"]
+    for kind, row in data["median"].items():
+        for name, cell in row.items():
+            lines.append(
+                f"| `vllm bench {kind}` | {name} | {cell['off']:.2f} | {cell['on']:.2f} | {cell['ratio']:.3f}x |"
+            )
+    return "\n".join([described(data), "", *lines])
+
+
 def described(data: Any) -> str:
     """The machine and what was run on it, as a sentence."""
     machine = data["machine"]
@@ -103,6 +114,7 @@ MAKERS = {
     "floors": floors_table,
     "kernels": kernels_table,
     "scan": scan_table,
+    "vllm": vllm_table,
 }
 
 

@@ -21,7 +21,9 @@ def compiled(form, capability):
     signature = dict(zip(given, types, strict=True)) | dict.fromkeys(constants, "constexpr")
     assert list(signature) == function.arg_names
     constexprs = {(function.arg_names.index(key),): value for key, value in constants.items()}
-    source = ASTSource(fn=function, signature=signature, constexprs=constexprs)
+    # As at a launch with whole tensors, whose addresses are multiples of 16.
+    aligned = {(place,): [["tt.divisibility", 16]] for place, kind in enumerate(types) if kind.startswith("*")}
+    source = ASTSource(fn=function, signature=signature, constexprs=constexprs, attrs=aligned)
     options = {"num_warps": warps, "num_stages": stages}
     return len(triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options).asm["cubin"])
 

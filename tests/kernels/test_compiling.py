@@ -25,6 +25,8 @@ TYPES = {
     torch.int64: "i64",
     torch.bool: "i1",
 }
+VOCAB = 3 * 8192 + 5
+"""Several splits, as any real one has."""
 MODULES = ("counting", "decision", "keeping", "projection", "settling", "states", "statistics")
 
 
@@ -67,7 +69,9 @@ def launched(keys, metrics, rows_per_read, has_maps):
         patch.setattr(torch, "empty", torch.zeros)  # row numbers that kernels would have written are indices
         patch.setattr(device_scan, "operations", lambda device: ops)
         patch.setattr(projection, "has_tensor_maps", lambda device: has_maps)
-        model = ToyModel(0, torch.float16, rows_per_read, on_device=True, fused=True, hidden=64, top_ids=metrics)
+        model = ToyModel(
+            0, torch.float16, rows_per_read, on_device=True, fused=True, hidden=64, top_ids=metrics, vocab=VOCAB
+        )
         statistics = partial(ops.statistics, first_id=0 if metrics else None)
         model.head = dataclasses.replace(model.head, statistics=statistics)
         counters = torch.zeros((2, 14), dtype=torch.int64)

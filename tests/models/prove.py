@@ -68,7 +68,7 @@ def by_position(calls, prompt_length):
         )
         # The V2 model runner also asks for the last prompt token's row here.
         joined[key] = np.moveaxis(np.concatenate([prompt[: prompt_length - 1], sampled]), 0, axis)
-    return joined
+    return {**joined, "eps": calls[0]["eps"]}
 
 
 def difference_from_returned(output, record):
@@ -105,18 +105,18 @@ def entropies_of(logits):
     return np.array([[definitions.entropy(row) for row in depth] for depth in logits])
 
 
-def rounding(logits):
-    """``[n-1, rows]`` nats: two standard deviations of the difference of neighbours in bfloat16.
+def rounding(logits, eps):
+    """``[n-1, rows]`` nats: two standard deviations of the difference of neighbours.
 
     A head call on other rows adds in another order, so that each logit ``[n, rows, V]`` may be one unit in the last
-    place off. An entropy then moves by ``sum p (log p + H) dx``.
+    place off, ``eps`` of the power of two below it. An entropy then moves by ``sum p (log p + H) dx``.
     """
     x = logits.astype(np.float64)
     x = x - x.max(-1, keepdims=True)
     logp = x - np.log(np.exp(x).sum(-1, keepdims=True))
     p, logp = np.exp(logp), np.where(np.isfinite(logp), logp, 0.0)
     entropy = -(p * logp).sum(-1, keepdims=True)
-    unit = 2.0 ** (np.floor(np.log2(np.maximum(abs(np.where(np.isfinite(logits), logits, 1.0)), 1e-9))) - 7)
+    unit = 2.0 ** (np.floor(np.log2(np.maximum(abs(np.where(np.isfinite(logits), logits, 1.0)), 1e-9)))) * eps
     variance = ((p * (logp + entropy) * unit) ** 2).sum(-1)
     return 2 * np.sqrt(variance[1:] + variance[:-1])
 
@@ -208,7 +208,7 @@ def prove(tag, folder, dtype, with_image=False, isolate=False, **options):
     # bfloat16 moves entropies by more than 1e-3: rows are compared where the gap exceeds that error twice over.
     tolerance = TOLERANCE if exact else 2 * worst["entropy_error"]
     decided = [agreement(h, r["depths"], tolerance) for h, r in zip(entropies, records, strict=True)]
-    units = [TOLERANCE if exact else np.maximum(TOLERANCE, rounding(record["logits"])) for record in records]
+    units = [np.maximum(TOLERANCE, rounding(record["logits"], record["eps"])) for record in records]
     decided_by_own = [
         agreement(entropies_of(r["logits"]), r["depths"], unit) for r, unit in zip(records, units, strict=True)
     ]

@@ -46,6 +46,7 @@ def fetch(worker):
                     "logits": logits.float().cpu().numpy(),
                     "depths": depths.cpu().numpy(),
                     "entropies": entropies.float().cpu().numpy(),
+                    "eps": torch.finfo(logits.dtype).eps,
                 }
             )
     return calls

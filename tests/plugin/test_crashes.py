@@ -1,6 +1,5 @@
 """Worker processes: spawned or forked, killed, and started again on the same cache; a real ``vllm serve``."""
 
-import concurrent.futures
 import contextlib
 import json
 import os
@@ -20,7 +19,7 @@ from plugin.test_server import SERVER_ENV, processes_with
 
 pytestmark = pytest.mark.server
 
-OPTIONS = ("--max-model-len", "512", "--dtype", "float32", "--served-model-name", "m", "--max-num-seqs", "4")
+OPTIONS = ("--max-model-len", "4096", "--dtype", "float32", "--served-model-name", "m", "--max-num-seqs", "4")
 PROBED = ("--worker-extension-cls", "load.probe.Probe")
 PROMPTS = [[40, 50, 60, 70], [300, 20, 111], [99] * 9]
 
@@ -39,14 +38,17 @@ def answer(url, prompt):
     return httpx.post(f"{url}/v1/completions", json=asked(prompt), timeout=120).json()["choices"][0]["token_ids"]
 
 
-def streamed(url, first):
-    """How a long stream ends: ``finished``, or the error; ``first`` is told once it has begun."""
+def streamed(url, victim):
+    """How a long stream ends, ``finished`` or the error, whose first line is the end of a process."""
+    killed = False
     try:
         with httpx.stream(
-            "POST", f"{url}/v1/completions", json=asked(PROMPTS[0], max_tokens=500, stream=True), timeout=120
+            "POST", f"{url}/v1/completions", json=asked(PROMPTS[0], max_tokens=4000, stream=True), timeout=120
         ) as reply:
             for line in reply.iter_lines():
-                first.set_result(None) if not first.done() else None
+                if not killed:
+                    victim.kill()
+                    killed = True
                 if line == "data: [DONE]":
                     return "finished"
                 if '"error"' in line:
@@ -63,6 +65,7 @@ def crash(checkpoint, folder, config, victim, *options):
         **SERVER_ENV,
         **dict([mark.split("=")]),
         "VLLM_SERVER_DEV_MODE": "1",
+        "VLLM_ALLOW_LONG_MAX_MODEL_LEN": "1",  # the stream must be far from its end when its first line is read
         "VLLM_CACHE_ROOT": str(folder / "cache"),
         "PYTHONPATH": f"{ROOT / 'tests'}:{ROOT / 'src'}",
     }
@@ -74,12 +77,7 @@ def crash(checkpoint, folder, config, victim, *options):
             seen["hooks"] = hooks.json()["results"]
         processes = [psutil.Process(pid) for pid in processes_with(mark)]
         server = min(processes, key=lambda process: process.create_time())
-        first = concurrent.futures.Future()
-        with concurrent.futures.ThreadPoolExecutor(1) as pool:
-            stream = pool.submit(streamed, url, first)
-            first.result(timeout=120)
-            next(process for process in processes if process.name().startswith(victim)).kill()
-            seen["stream"] = stream.result(timeout=120)
+        seen["stream"] = streamed(url, next(process for process in processes if process.name().startswith(victim)))
         seen["code"] = server.wait(timeout=120)
         with contextlib.suppress(psutil.NoSuchProcess):
             psutil.wait_procs(processes, timeout=30)

@@ -126,7 +126,7 @@ def test_every_rank_takes_the_same_decisions(five_hundred_steps):
         assert rank["depths"] == ranks[0]["depths"]
     candidates = json.loads((Path(path) / "config.json").read_text())["num_hidden_layers"]
     assert {rank["calls"] for rank in ranks} == {ranks[0]["calls"]}
-    assert 0 < ranks[0]["bytes"] <= 12 * candidates * len(ranks[0]["depths"])
+    assert 0 < max(rank["bytes"] for rank in ranks) <= 12 * candidates * len(ranks[0]["depths"])
 
 
 @pytest.mark.slow
