@@ -104,7 +104,8 @@ def described(data: Any) -> str:
     machine = data["machine"]
     device = machine["gpu"] or f"{machine['cpu']}, {machine['cores']} cores"
     versions = ", ".join(f"{key} {machine[key]}" for key in ("vllm", "torch", "triton") if machine.get(key))
-    rounds = f", median of {len(data['rounds'])} rounds (range in brackets)" if "rounds" in data else ""
+    count = len(data.get("rounds", []))
+    rounds = f", median of {count} rounds (range in brackets)" if count > 1 else ""
     return f"{device}; {versions}; commit {machine['commit']}{rounds}."
 
 
