@@ -249,7 +249,7 @@ def main():
                 report(RAN, False, traceback.format_exc()[-300:])
                 traceback.print_exc()
             else:
-                report(RAN, True)
+                report(RAN, True, f"runners {','.join(RUNNERS)}" if name in BY_RUNNER else "")
     sys.exit(any_failed())
 
 

@@ -70,6 +70,9 @@ def test_checks_whose_results_are_kept_passed():
     assert {"cache", "sync"} <= set(results)
     assert [name for name, lines in results.items() if lines[-1]["name"] != gpu_check.RAN] == [], "cut short"
     assert [line["name"] for lines in results.values() for line in lines if not line["passed"]] == []
+    for name in set(results) & set(gpu_check.BY_RUNNER):
+        runners = " ".join(line["detail"] for line in results[name] if line["name"] == gpu_check.RAN)
+        assert set(re.findall(r"\d", runners)) == {"0", "1"}, f"{name}: one of the model runners was cut short"
     assert set(results) <= {reference.split("::")[1] for reference in of("benchmarks/")} | {"sync"}
 
 
