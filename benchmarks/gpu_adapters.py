@@ -5,6 +5,7 @@ each row of a batch follows its own adapter in both runners, with vLLM's GPU ker
 """
 
 import tempfile
+from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
 from pathlib import Path
 
@@ -29,7 +30,10 @@ def lora(model):
             "then": [{"adapters": batch} for batch in [*uniform[1:], mixed]],
         }
         for mode, options in modes_and_runners():
-            off, p0, p1 = (run(model, c, **options, **shared) for c in ({}, on(p=0.0), on()))
+            with ThreadPoolExecutor(2) as pool:
+                started = [pool.submit(run, model, config, **options, **shared) for config in ({}, on())]
+            off, p1 = (answer.result() for answer in started)
+            p0 = run(model, on(p=0.0), **options, **shared)  # the same graph as p=1's, which is compiled by now
             name = f"{p1['runner']} runner, {mode}"
             if not (off["tokens"] and p0["tokens"] and p1["tokens"]):
                 report(f"engines start and answer, {mode} {options['env']}", False)

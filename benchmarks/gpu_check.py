@@ -32,6 +32,7 @@ import tempfile
 import time
 import traceback
 from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
 from benchmarks import gpu_adapters, gpu_drafters, gpu_lifecycle, gpu_ranks
@@ -40,18 +41,14 @@ from benchmarks.shapes import LAYERS, small_checkpoint
 
 
 def exact(model):
-    for runner in RUNNERS:
-        env = {**INVARIANT, "VLLM_USE_V2_MODEL_RUNNER": runner}
+    for runner, eager in product(RUNNERS, (True, False)):
+        options = {"env": {**INVARIANT, "VLLM_USE_V2_MODEL_RUNNER": runner}, "enforce_eager": eager}
         configs = {}, {}, on(p=0.0, trough_log_interval=16), on()
-        off, again, p0, p1 = (run(model, config, env=env) for config in configs)
-        text, equal = same(off, again)
-        report(f"off is itself, {off['runner']} runner", equal and off["logprobs"] == again["logprobs"], text)
-        text, equal = same(off, p0)
-        report(
-            f"p=0 bit-equal to off, {p0['runner']} runner, batch-invariant",
-            equal and off["logprobs"] == p0["logprobs"],
-            text,
-        )
+        off, again, p0, p1 = (run(model, config, **options) for config in configs)
+        name = f"{p0['runner']} runner, batch-invariant, {'eager' if eager else 'compiled'}"
+        for what, other in (("off is itself", again), ("p=0 bit-equal to off", p0)):
+            text, equal = same(off, other)
+            report(f"{what}, {name}", equal and off["logprobs"] == other["logprobs"], text)
         report("  p=1 differs", p1["tokens"] is not None and p1["tokens"] != off["tokens"], same(off, p1)[0])
         print("   ", [line for line in p0["lines"] if "step=" in line][-1:])
 

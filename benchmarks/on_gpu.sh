@@ -9,7 +9,7 @@
 set -uo pipefail
 part=$1 out=$2 limit=${3:-3600}
 mkdir -p "$out"
-export OMP_NUM_THREADS=2
+export OMP_NUM_THREADS=2 TORCHINDUCTOR_COMPILE_THREADS=2
 run() { timeout "$limit" python3 -m "$@"; }
 
 case $part in

@@ -15,6 +15,7 @@ import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from benchmarks import sharing
 from benchmarks.engine import Engine
 from benchmarks.shapes import SHAPES, write_shape
 from benchmarks.timing import machine
@@ -125,11 +126,11 @@ def show_profile(name, mine, stock, most):
 
 
 def measure_parts(args, cases):
-    """Ms of the parts of a step on the GPU, by events, twice: nothing is slowed down."""
+    """Ms of the parts of a step on the GPU, by events, twice, or once a round: nothing is slowed down."""
     result = {}
     for batch in args.batch:
         result[batch] = {case.name: [] for case in cases}
-        for _ in range(2):
+        for _ in range(max(2, args.rounds)):
             for case in cases:
                 parts = case.ask(do="split", batch=batch, tokens=args.tokens)["ms"]
                 result[batch][case.name].append(parts)
@@ -148,34 +149,6 @@ def show_delays(args, stock):
         }
         print(f"stock, host busy for {ms} ms in the head call: {times}", flush=True)
     stock.ask(do="delay", ms=0.0)
-
-
-def beside_each_other(args, model, longest):
-    """Options with which the engines fit on one GPU: a share of its memory each, and CUDA graphs for what is asked.
-
-    Args:
-        args: The command's.
-        model: Checkpoint folder.
-        longest: ``max_model_len``.
-    """
-    import torch
-    from transformers import AutoConfig
-
-    if not torch.cuda.is_available():
-        return {}
-    engines = 1 + args.again + len(args.settings) * len(args.layers)
-    config = AutoConfig.from_pretrained(model).get_text_config()
-    size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    a_token = 2 * config.num_hidden_layers * heads * size * getattr(torch, args.dtype).itemsize
-    tokens = max(max(args.batch) * (PROMPT + args.tokens + BLOCK), longest + BLOCK)
-    usual = {2**k for k in range(max(args.batch).bit_length())}
-    return {
-        "gpu_memory_utilization": round(0.9 / engines, 3),
-        # Told, since they start at once and cannot tell what is whose; and a tenth more.
-        "kv_cache_memory_bytes": max(1_000_000_000, int(1.1 * a_token * tokens) // args.tensor_parallel_size),
-        "compilation_config": {"cudagraph_capture_sizes": sorted({*usual, *args.batch})},
-    }
 
 
 def measure(args, cases):
@@ -258,7 +231,14 @@ def main():
             "tensor_parallel_size": args.tensor_parallel_size,
             **({"load_format": "dummy"} if args.shape else {}),
             **({"max_num_batched_tokens": args.prefill} if args.prefill else {}),
-            **beside_each_other(args, model, longest),
+            **sharing.options(
+                model,
+                engines=1 + args.again + len(args.settings) * len(args.layers),
+                tokens=max(max(args.batch) * (PROMPT + args.tokens + BLOCK), longest + BLOCK),
+                batches=args.batch,
+                dtype=args.dtype,
+                tensor_parallel_size=args.tensor_parallel_size,
+            ),
             **{name: json.loads(value) for name, value in (option.split("=", 1) for option in args.option)},
         }
         cases = start(args, options, Path(folder))

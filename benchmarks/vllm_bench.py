@@ -4,24 +4,33 @@
     python -m benchmarks.vllm_bench --shape qwen3-8b --forced paper        # random weights, depths forced
 
 Each number is what vLLM reports. Off and on take turns, ``--rounds`` times; shown are medians of the rounds and of
-their ratios. An engine is started for each, so its start is not part of any number.
+their ratios. The engines of both start side by side, and nothing is measured before all have: two servers for all
+rounds, then an engine for each offline benchmark and round.
 """
 
 import argparse
+import contextlib
 import json
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import product
 from pathlib import Path
 
+from benchmarks import sharing
 from benchmarks.engine import AT_START
 from benchmarks.gpu_engine import on
 from benchmarks.shapes import SHAPES, write_shape
 from benchmarks.timing import machine
+from confident_decoding.engines.process import end_group
 from demo.server import environment, free_port, started
 
+BLOCK = 16
+"""Tokens of a block of the KV cache."""
 VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 SETTINGS = {"off": {}, "on": on()}
 READ = {
@@ -37,10 +46,14 @@ READ = {
 """What is taken from each benchmark's JSON file."""
 
 
-def engine_arguments(args, model, config):
-    """Of the three benchmarks' engine."""
+def engine_arguments(args, model, config, engines):
+    """Of a benchmark's engine, one of several."""
     words = ["--model", model, "--dtype", "bfloat16", "--max-model-len", "1024", "--no-enable-prefix-caching"]
-    words += ["--max-num-seqs", str(args.batch), "--additional-config", json.dumps(config)]
+    words += ["--max-num-seqs", str(args.batch), "--max-num-batched-tokens", "8192"]
+    words += ["--additional-config", json.dumps(config)]
+    tokens = args.batch * (args.input + args.output + BLOCK)
+    for name, value in sharing.options(model, engines=engines, tokens=tokens, batches=[args.batch]).items():
+        words += [f"--{name.replace('_', '-')}", json.dumps(value)]
     if args.shape:
         words += ["--load-format", "dummy"]
     if not args.compiled:
@@ -50,55 +63,106 @@ def engine_arguments(args, model, config):
     return words
 
 
-def offline(kind, args, engine, out, env):
-    """``latency`` or ``throughput``; returns what vLLM wrote."""
+def own_arguments(kind, args):
+    """Of ``latency`` or ``throughput`` itself."""
     own = {
         "latency": {"input-len": args.input, "output-len": args.output, "batch-size": args.batch, "num-iters": 5},
         "throughput": {"random-input-len": args.input, "random-output-len": args.output, "num-prompts": args.prompts},
     }[kind]
     warm_up = {"num-iters-warmup": 2} if kind == "latency" else {"num-warmups": args.batch, "dataset-name": "random"}
-    own |= warm_up
-    options = [word for name, value in own.items() for word in (f"--{name}", str(value))]
+    return [word for name, value in {**own, **warm_up}.items() for word in (f"--{name}", str(value))]
+
+
+def offline(kinds, settings, args, model, folder, env):
+    """One round of ``{kind: {setting: what vLLM wrote}}``."""
+    processes, found = {}, {kind: {} for kind in kinds}
+    try:
+        for kind, setting in product(kinds, settings):
+            place = folder / f"{kind}-{setting}"
+            place.mkdir(parents=True)
+            engine = engine_arguments(args, model, SETTINGS[setting], len(kinds) * len(settings))
+            command = [sys.executable, "-m", "benchmarks.in_turn", str(place), "bench", kind, *engine]
+            command += [*own_arguments(kind, args), "--output-json", str(place / "out.json")]
+            with (place / "log").open("w") as log:
+                processes[kind, setting] = (
+                    place,
+                    subprocess.Popen(command, env=env, stdout=log, stderr=subprocess.STDOUT, start_new_session=True),
+                )
+        while not all((place / "ready").exists() for place, _ in processes.values()):
+            for (kind, _), (place, process) in processes.items():
+                check(kind, process.poll() or 0, place / "log")
+            time.sleep(0.2)
+        for (kind, setting), (place, process) in processes.items():
+            (place / "turn").touch()
+            check(kind, process.wait(), place / "log")
+            found[kind][setting] = json.loads((place / "out.json").read_text())
+    finally:
+        for _, process in processes.values():
+            end_group(process)
+    return found
+
+
+def check(kind, status, log):
+    """Stop, with the end of its log, where a benchmark failed."""
+    if status:
+        sys.exit(f"vllm bench {kind} ended with {status}:\n{log.read_text()[-3000:]}")
+
+
+def serve(args, url, model, out, env):
+    """``serve`` against a running server; returns what vLLM wrote."""
+    client = ["--base-url", url, "--model", model, "--dataset-name", "random", "--ignore-eos", "--save-result"]
+    client += ["--random-input-len", str(args.input), "--random-output-len", str(args.output)]
+    client += ["--num-prompts", str(args.prompts), "--max-concurrency", str(args.batch)]
+    client += ["--num-warmups", str(args.batch), "--result-dir", str(out.parent), "--result-filename", out.name]
     with out.with_suffix(".log").open("w") as log:
-        command = [*VLLM, "bench", kind, *engine, *options, "--output-json", str(out)]
+        command = [*VLLM, "bench", "serve", *client]
         done = subprocess.run(command, env=env, stdout=log, stderr=subprocess.STDOUT, check=False)
-    if done.returncode:
-        sys.exit(f"vllm bench {kind} ended with {done.returncode}:\n{out.with_suffix('.log').read_text()[-3000:]}")
+    check("serve", done.returncode, out.with_suffix(".log"))
     return json.loads(out.read_text())
 
 
-def serve(args, engine, out, env):
-    """``serve`` against a server of its own; returns what vLLM wrote."""
-    port, model, log = free_port(), engine[1], out.with_suffix(".log")
-    place = ["--host", "127.0.0.1", "--port", str(port)]
-    with started([*VLLM, "serve", *engine, *place], port, log, env=env):
-        client = ["--model", model, "--dataset-name", "random", "--ignore-eos", "--save-result"]
-        client += ["--random-input-len", str(args.input), "--random-output-len", str(args.output)]
-        client += ["--num-prompts", str(args.prompts), "--max-concurrency", str(args.batch)]
-        client += ["--num-warmups", str(args.batch), "--result-dir", str(out.parent), "--result-filename", out.name]
-        command = [*VLLM, "bench", "serve", *place, *client]
-        done = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
-        if done.returncode:
-            sys.exit(f"vllm bench serve ended with {done.returncode}:\n{done.stdout[-1500:]}{done.stderr[-3000:]}")
-    return json.loads(out.read_text())
+@contextlib.contextmanager
+def servers(args, model, folder, env):
+    """``{setting: base URL}`` of one server each, started side by side."""
+    with contextlib.ExitStack() as stack, ThreadPoolExecutor() as pool:
+        ports = {setting: free_port() for setting in SETTINGS}
+        urls = {}
+        for setting, port in ports.items():
+            engine = engine_arguments(args, model, SETTINGS[setting], len(SETTINGS))
+            command = [*VLLM, "serve", *engine, "--host", "127.0.0.1", "--port", str(port)]
+            server = started(command, port, folder / f"{setting}.log", env=env)
+            urls[setting] = pool.submit(server.__enter__)
+            stack.push(server)
+        yield {setting: url.result() for setting, url in urls.items()}
+
+
+def in_order(number):
+    """The settings, in the order of a round."""
+    return list(SETTINGS)[:: 1 if number % 2 == 0 else -1]
+
+
+def read(kind, setting, told, number):
+    """The numbers that are shown, which are printed."""
+    row = {name: told[key] for name, key in READ[kind].items()}
+    print(f"round {number + 1}: {kind}, {setting}: {row}", flush=True)
+    return row
 
 
 def measure(args, model, folder):
     """Rounds of ``{benchmark: {setting: {name: number}}}``."""
-    rounds = []
-    for number in range(args.rounds):
-        found = {}
-        for kind in args.benchmarks:
-            found[kind] = {}
-            for setting in list(SETTINGS)[:: 1 if number % 2 == 0 else -1]:
-                config = SETTINGS[setting]
-                forced = {AT_START: json.dumps({"under": 0.0, "histogram": args.forced})} if args.forced else {}
-                env, out = {**environment(), **forced}, folder / f"{kind}-{setting}-{number}.json"
-                engine = engine_arguments(args, model, config)
-                told = serve(args, engine, out, env) if kind == "serve" else offline(kind, args, engine, out, env)
-                found[kind][setting] = {name: told[key] for name, key in READ[kind].items()}
-                print(f"round {number + 1}/{args.rounds}: {kind}, {setting}: {found[kind][setting]}", flush=True)
-        rounds.append(found)
+    forced = {AT_START: json.dumps({"under": 0.0, "histogram": args.forced})} if args.forced else {}
+    env = {**environment(), **forced}
+    rounds = [{kind: {} for kind in args.benchmarks} for _ in range(args.rounds)]
+    if "serve" in args.benchmarks:
+        with servers(args, model, folder, env) as urls:
+            for number, setting in ((n, s) for n in range(args.rounds) for s in in_order(n)):
+                told = serve(args, urls[setting], model, folder / f"serve-{setting}-{number}.json", env)
+                rounds[number]["serve"][setting] = read("serve", setting, told, number)
+    kinds = [kind for kind in args.benchmarks if kind != "serve"]
+    for number in range(args.rounds if kinds else 0):
+        found = offline(kinds, in_order(number), args, model, folder / str(number), env)
+        for kind, setting in product(kinds, in_order(number)):
+            rounds[number][kind][setting] = read(kind, setting, found[kind][setting], number)
     return rounds
 
 
