@@ -98,7 +98,7 @@ def offline(kinds, settings, args, model, folder, env):
             found[kind][setting] = json.loads((place / "out.json").read_text())
     finally:
         for _, process in processes.values():
-            end_group(process)
+            end_group(process, patience=15)
     return found
 
 
