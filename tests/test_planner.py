@@ -72,7 +72,8 @@ def test_look_ahead_ends_the_scan_where_two_readings_pay_for_it():
     assert look_ahead(256, 35, 2, 8, 160) == 8
     assert look_ahead(256, 50, 2, 8, 160) == 3
     assert look_ahead(256, 256, 1, 9, 160) == 1
-    assert look_ahead(256, 92, 1, 9, 160) == 2, "1.7 fit"
+    assert look_ahead(256, 92, 1, 9, 160) == look_ahead(256, 150, 1, 9, 160) == 2, "a threshold has spared the others"
+    assert look_ahead(150, 150, 1, 9, 160) == 1
     assert look_ahead(256, 92, 2, 8, 160) == 2
     assert look_ahead(256, 60, 2, 8, 160) == 2, "2.7 fit"
     assert look_ahead(256, 256, 2, 8, 160) == 2

@@ -88,8 +88,9 @@ def look_ahead(batch: int, rows: int, depth: int, remaining: int, per_read: int)
     # it is cheaper to be done here, as long as that would not take many readings.
     if rows * remaining <= 2 * per_read or 4 * batch * remaining <= 13 * per_read:
         return remaining
-    # Nearly all rows end by depth 1 or go on for some: one depth at a time would need as many rounds.
-    paid, least = (_nearest(per_read, rows), 1) if depth == 1 else (per_read // rows, 2)
+    # Nearly all rows end by depth 1 or go on for some: one depth at a time would need as many rounds. Rows that a
+    # threshold has left over are more likely to go on.
+    paid, least = (_nearest(per_read, rows), 1) if depth == 1 and rows == batch else (per_read // rows, 2)
     return min(remaining, max(least, paid))
 
 
@@ -135,7 +136,9 @@ def schedule(rows: int, depths: int, window: int, per_read: int | None) -> Sched
         ahead = look_ahead(rows, rows, depth, remaining, per_read)
         # Fewer rows may have come to other depths by then, and look ahead as far as `look_ahead` lets them.
         most = max(
-            rows * ahead, min(rows * remaining, 2 * per_read), rows * min(remaining, 13 * per_read // (4 * rows))
+            rows * min(remaining, max(ahead, 2)),
+            min(rows * remaining, 2 * per_read),
+            rows * min(remaining, 13 * per_read // (4 * rows)),
         )
         depth, rounds, capacity = depth + ahead, rounds + 1, max(capacity, most)
     return Schedule(first, rounds, capacity, per_read)
