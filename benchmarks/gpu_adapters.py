@@ -43,10 +43,17 @@ def lora(model):
                 equal, text = compared(mode, zero, stock)
                 report(f"adapter {kind}: p=0 is off, {name}", equal, text)
                 report("  the switch on differs", not compared(mode, one, stock)[0], same(one, stock)[0])
-            by_kind, together = every[2][:-1], every[2][-1]
-            whose = [by_kind[i % len(made)] for i in range(len(PROMPTS))]
-            expected = {part: [answer[part][i] for i, answer in enumerate(whose)] for part in ("tokens", "logprobs")}
-            equal, text = compared(mode, together, expected)
-            report(f"each row of a mixed batch follows its own adapter, {name}", equal, text)
+            # vLLM's kernels may add up in another order when adapters are mixed: to the bit where stock's are.
+            stock_equal, stock_text = follows(mode, every[0], made)
+            equal, text = follows(mode if stock_equal else "kernels and graphs", every[2], made)
+            report(f"each row of a mixed batch follows its own adapter, {name}", equal, f"{text}; stock: {stock_text}")
+            by_kind = every[2][:-1]
             pairs = combinations(by_kind, 2)
             report("  adapters differ", not any(compared(mode, a, b)[0] for a, b in pairs))
+
+
+def follows(mode, answers, made):
+    """`compared` of a mixed batch's answers with those of batches that have one adapter each, the mixed one last."""
+    whose = [answers[number % len(made)] for number in range(len(PROMPTS))]
+    expected = {part: [answer[part][i] for i, answer in enumerate(whose)] for part in ("tokens", "logprobs")}
+    return compared(mode, answers[-1], expected)

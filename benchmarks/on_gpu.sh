@@ -16,18 +16,18 @@ case $part in
 kernels)     # 5: every kernel against its twin, compiled; graphs of scans
   run pytest -q -p no:cacheprovider -m "not slow and not engine and not server" \
     tests/kernels tests/test_replay.py tests/test_device_scan.py ;;
-checks)      # 8: engines against each other, many at a time
-  run benchmarks.gpu_check --jobs 14 --out "$out/checks.jsonl" lora requests drafters eagle3 exact asynchronous \
-    update sleep graphs invariant cache sync quantised > "$out/checks.log" 2>&1
+checks)      # 12: engines against each other, many at a time; CHECKS: only these
+  run benchmarks.gpu_check --jobs 16 --out "$out/checks.jsonl" ${CHECKS:-quantised update lora requests drafters exact \
+    eagle3 sleep graphs asynchronous sync cache invariant} > "$out/checks.log" 2>&1
   python3 - "$out/checks.jsonl" <<'SUMMARY'
 import json, sys
 for line in map(json.loads, open(sys.argv[1])):
     print("PASS" if line["passed"] else "FAIL", line["check"], line["name"], line["detail"][:300 - 240 * line["passed"]])
 SUMMARY
   grep "exit status" "$out/checks.log" ;;
-ranks)       # 5: ranks, on one GPU where there are not more
+ranks)       # 6: ranks, on one GPU where there are not more
   run benchmarks.gpu_check --jobs 3 --out "$out/ranks.jsonl" experts context parallel 2>&1 | tee "$out/ranks.log" | grep -E "^(PASS|FAIL|   )" ;;
-ranks-of-4)  # 4: depths of four ranks over 500 steps, bytes between them
+ranks-of-4)  # 7: depths of four ranks over 500 steps, bytes between them
   run benchmarks.gpu_parallel --tensor-parallel-size 4 --steps 500 --out "$out/parallel-tp4.json" 2>&1 | tee "$out/tp4.log" | grep -E "PASS|FAIL|bytes|sharded" ;;
 steps)       # 7: docs/performance.md, ms of whole steps
   run benchmarks.overhead --shape qwen3-8b --compiled --forced paper smollm2 --batch 1 8 32 64 128 256 \
@@ -41,5 +41,7 @@ tables)      # 3: docs/performance.md, kernels and head calls alone
 vllm-bench)  # 8: vLLM's own benchmarks, off and on
   run benchmarks.vllm_bench --shape qwen3-8b --forced paper --compiled --batch 64 --prompts 256 --rounds 1 \
     ${TOKENIZER:+--tokenizer "$TOKENIZER"} --out "$out/vllm-bench.json" ;;
+tiles)       # 2: forms of the head kernel
+  run benchmarks.head_tiles --out "$out/tiles.json" ;;
 *) echo "no part $part; see the head of $0" >&2; exit 2 ;;
 esac
