@@ -24,7 +24,7 @@ def compared(mode, found, expected):
     if not found.get("tokens") or not expected.get("tokens"):
         return False, "no answer"
     nats = apart(found, expected, 1)
-    shown = f"first tokens' logprobs differ by at most {max(nats):.3f} nats"
+    shown = f"first tokens' logprobs differ by at most {max(nats):.4f} nats"
     if mode != "batch-invariant":
         return max(nats) < NOISE, shown
     rows = list(zip(found["tokens"], expected["tokens"], found["logprobs"], expected["logprobs"], strict=True))
