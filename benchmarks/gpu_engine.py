@@ -112,7 +112,7 @@ def child(spec):
     def ask(adapters):
         outputs = llm.generate(
             [{"prompt_token_ids": ids} for ids in spec["prompts"]],
-            [SamplingParams(**fixed, **options) for options in own],
+            [SamplingParams(**{**fixed, **options}) for options in own],
             use_tqdm=False,
             lora_request=lora_requests(adapters),
         )
@@ -205,7 +205,7 @@ def forbid_sync(worker):
 
 def same(a, b):
     pairs = list(zip(a["tokens"] or [], b["tokens"] or [], strict=False))
-    return f"{sum(x == y for x, y in pairs)}/{len(PROMPTS)} sequences", bool(pairs) and a["tokens"] == b["tokens"]
+    return f"{sum(x == y for x, y in pairs)}/{len(pairs)} sequences", bool(pairs) and a["tokens"] == b["tokens"]
 
 
 _written = {"path": None, "check": None, "failed": False}

@@ -34,11 +34,11 @@ steps)       # 7: docs/performance.md, ms of whole steps
     --settings planned "threshold 0.01" metrics p=0 --tokens 64 --prefill 8192 --memory --split \
     --out "$out/overhead-tp1.json" > "$out/steps.log" 2>&1
   tail -15 "$out/steps.log" ;;
-tables)      # 3: docs/performance.md, kernels and head calls alone
+tables)      # 4: docs/performance.md, kernels and head calls alone
   run benchmarks.kernels --out "$out/kernels.json"
-  run benchmarks.scan --batch 64 128 256 --out "$out/scan.json"
+  run benchmarks.scan --out "$out/scan.json"
   run benchmarks.scan --batch 64 128 256 --under 0.64 --out "$out/scan-under.json" ;;
-vllm-bench)  # 8: vLLM's own benchmarks, off and on
+vllm-bench)  # 6: vLLM's own benchmarks, off and on
   run benchmarks.vllm_bench --shape qwen3-8b --forced paper --compiled --batch 64 --prompts 256 --rounds 1 \
     ${TOKENIZER:+--tokenizer "$TOKENIZER"} --out "$out/vllm-bench.json" ;;
 tiles)       # 2: forms of the head kernel

@@ -78,6 +78,21 @@ def parts_table(data: Any) -> str:
     return "\n".join([described({"machine": data["machine"]}), "", *lines])
 
 
+def metrics_table(data: Any) -> str:
+    """How much longer the head call is with metrics on, and which share of a step that is."""
+    titles = [f"B={batch}" for batch in data["parts"]]
+    lines = ["| depths | " + " | ".join(titles) + " |", "|---" * (1 + len(titles)) + "|"]
+    head = "_apply_head"
+    for histogram in data["arguments"]["forced"]:
+        cells = []
+        for of in data["parts"].values():
+            off, counting = of[f"planned, {histogram}"], of[f"metrics, {histogram}"]
+            more = min(times[head] for times in counting) - min(times[head] for times in off)
+            cells.append(f"{more:.3f} ms, {100 * more / step_ms(off):.2f}%")
+        lines.append(f"| {histogram} | " + " | ".join(cells) + " |")
+    return "\n".join([described({"machine": data["machine"]}), "", *lines])
+
+
 def floors_table(data: Any) -> str:
     """Each scan beside the least that an exact one can cost."""
     lines = ["| requests in a step | scan | ratio by events | floor | aim |", "|---|---|---|---|---|"]
@@ -112,6 +127,7 @@ def described(data: Any) -> str:
 MAKERS = {
     "overhead": overhead_table,
     "parts": parts_table,
+    "metrics": metrics_table,
     "floors": floors_table,
     "kernels": kernels_table,
     "scan": scan_table,
