@@ -36,7 +36,7 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks import gpu_adapters, gpu_drafters, gpu_lifecycle, gpu_ranks
-from benchmarks.gpu_engine import INVARIANT, PROMPTS, RUNNERS, any_failed, on, report, run, same, write_to
+from benchmarks.gpu_engine import INVARIANT, PROMPTS, REPORTING, RUNNERS, any_failed, on, report, run, same, write_to
 from benchmarks.shapes import LAYERS, small_checkpoint
 
 
@@ -63,7 +63,7 @@ def requests(model):
         "last-m2": (on(select_method="last-m2"), {"confident_select_method": "last-m2"}),
     }
     pairs = [(prompt, kind) for prompt in PROMPTS for kind in kinds]
-    sampling = [{"logprobs": 3, "extra_args": kinds[kind][1] or None} for _, kind in pairs]
+    sampling = [{"logprobs": 8, "extra_args": kinds[kind][1] or None} for _, kind in pairs]
     for number in RUNNERS:
         env = {**INVARIANT, "VLLM_USE_V2_MODEL_RUNNER": number}
         eager = {"env": env, "enforce_eager": True}
@@ -173,7 +173,7 @@ def graphs(model):
     with parts of prompts beside tokens. Otherwise our kernels run, and how attention is divided depends on the batch:
     there the first two tokens are compared, the second of which comes from a step that full graphs hold.
     """
-    ended = [{"logprobs": 3, "max_tokens": 4 + 2 * number} for number in range(len(STAGGERED))]
+    ended = [{"logprobs": 8, "max_tokens": 4 + 2 * number} for number in range(len(STAGGERED))]
     staggered = {"prompts": STAGGERED, "sampling": ended, "max_num_batched_tokens": 64}
     kinds = {"batch-invariant": (INVARIANT, staggered), "kernels": ({"TORCHINDUCTOR_DETERMINISTIC": "1"}, {})}
 
@@ -239,8 +239,9 @@ def side_by_side(args, model):
             begun = time.perf_counter()
             status = subprocess.run(command, env=env, check=False).returncode
         if status not in (0, 1):
-            write_to(args.out, name)
-            report(f"the process ended by itself, {runner or ''}", False, f"exit status {status}")
+            with REPORTING:
+                write_to(args.out, name)
+                report(f"the process ended by itself, {runner or ''}", False, f"exit status {status}")
         print(f"   {name} {runner or ''}: {time.perf_counter() - begun:.0f} s, exit status {status}", flush=True)
         return status != 0
 

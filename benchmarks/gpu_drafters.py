@@ -15,7 +15,7 @@ from benchmarks.shapes import LAYERS, small_eagle3_head
 
 TOKENS = 48
 """Of an answer."""
-MIXED = [{"logprobs": 3}, {"logprobs": 3, "seed": 5, "extra_args": {"confident_p": 0.5}}] * (len(PROMPTS) // 2)
+MIXED = [{"logprobs": 8}, {"logprobs": 8, "seed": 5, "extra_args": {"confident_p": 0.5}}] * (len(PROMPTS) // 2)
 
 
 def eagle3(model):

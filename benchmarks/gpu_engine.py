@@ -6,9 +6,13 @@ import os
 import subprocess
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from safetensors.torch import load_file
+
+from benchmarks.lifeline import end_with_parent
+from confident_decoding.engines.process import end_group
 
 SWITCH = "enable_multi_layer_entropy_selection"
 RUNNERS = tuple(os.environ.get("CHECK_RUNNERS", "1,0").split(","))
@@ -64,14 +68,15 @@ def run(
             "tokens": tokens,
             "out": str(out),
             "sync": sync,
-            "sampling": sampling or {"logprobs": 3},
+            "sampling": sampling or {"logprobs": 8},
             "prompts": prompts,
             "adapters": adapters,
             "then": then,
         }
-        done = subprocess.run(
-            ["timeout", str(PATIENCE), sys.executable, "-m", "benchmarks.gpu_engine", json.dumps(spec)],
-            capture_output=True,
+        process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.gpu_engine", json.dumps(spec)],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
             text=True,
             env={
                 "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -79,13 +84,20 @@ def run(
                 **os.environ,
                 **(env or {}),
             },
-            check=False,
+            start_new_session=True,
         )
-        if done.returncode:
-            print(done.stdout[-1500:], done.stderr[-3500:])
+        try:
+            output, errors = process.communicate(timeout=PATIENCE)
+        except subprocess.TimeoutExpired:
+            end_group(process, patience=5)
+            output, errors = process.communicate()
+        finally:
+            end_group(process, patience=5)
+        if process.returncode:
+            print(f"an engine ended with {process.returncode}\n{output[-1500:]}\n{errors[-3500:]}", flush=True)
             failed = {"tokens": None, "logprobs": None, "drafts": [], "lines": [], "runner": "failed"}
-            return {**failed, "log": done.stdout + done.stderr}
-        return {**json.loads(out.read_text()), "log": done.stdout + done.stderr}
+            return {**failed, "log": output + errors}
+        return {**json.loads(out.read_text()), "log": output + errors}
 
 
 def child(spec):
@@ -211,6 +223,10 @@ def same(a, b):
 _written = {"path": None, "check": None, "failed": False}
 
 
+REPORTING = threading.Lock()
+"""For threads that `write_to` and `report` together."""
+
+
 def write_to(path, check):
     """Results of `report` belong to ``check`` from here on, and are lines of a file, unless ``path`` is None."""
     _written.update(path=path, check=check)
@@ -234,5 +250,6 @@ def report(name, ok, detail=""):
 
 
 if __name__ == "__main__":
+    end_with_parent()
     asked = json.loads(sys.argv[1])
     Path(asked["out"]).write_text(json.dumps(child(asked)))

@@ -19,6 +19,8 @@ import triton.language as tl
 
 from benchmarks.timing import graph_ms, machine
 
+TOLERANCE = 0.2
+"""Logits have a standard deviation of 3, so that one unit of the last place in bfloat16 is up to 1/8."""
 ROWS = (64, 128, 160, 192, 224, 256, 320, 384, 512)
 
 
@@ -121,11 +123,14 @@ def main():
         line = {"form": asdict(form)}
         table.append(line)
         try:
-            result = torch.zeros_like(expected)
-            count = torch.tensor([capacity - 5], dtype=torch.int32, device="cuda")
-            project(form, states, weight, count, result, processors)
-            apart = (result[: capacity - 5].float() - expected[: capacity - 5].float()).abs().max()
-            line["largest difference"] = float(apart)
+            result, count = torch.empty_like(expected), torch.empty(1, dtype=torch.int32, device="cuda")
+            for rows in (5, capacity - 5):
+                result.zero_()
+                count.fill_(rows)
+                project(form, states, weight, count, result, processors)
+                apart = float((result[:rows].float() - expected[:rows].float()).abs().max())
+                if apart > TOLERANCE:
+                    raise ValueError(f"{rows} rows differ from cuBLAS's by up to {apart:.3f}")
             line["ms"] = []
             for rows in ROWS:
                 count.fill_(rows)
@@ -134,7 +139,7 @@ def main():
         except Exception as error:  # one form that does not fit must not end the others
             line["error"] = str(error)[:200]
         shown = line.get("error") or " ".join(f"{ms:.4f}" for ms in line["ms"])
-        print(f"{form!s:60} {shown}  ({line.get('largest difference')})", flush=True)
+        print(f"{form!s:60} {shown}", flush=True)
     if args.out:
         args.out.write_text(json.dumps({"machine": machine(), "rows": ROWS, "forms": table}, indent=1) + "\n")
 

@@ -9,9 +9,12 @@ import sys
 import time
 from pathlib import Path
 
+from benchmarks.lifeline import end_with_parent
+
 
 def main():
     folder = Path(sys.argv.pop(1))
+    end_with_parent()
     from vllm import LLM
     from vllm.entrypoints.cli.main import main as vllm
 

@@ -10,7 +10,7 @@ set -uo pipefail
 part=$1 out=$2 limit=${3:-3600}
 mkdir -p "$out"
 export OMP_NUM_THREADS=2 TORCHINDUCTOR_COMPILE_THREADS=2
-run() { timeout "$limit" python3 -m "$@"; }
+run() { timeout --kill-after=30 "$limit" python3 -m "$@"; }
 
 case $part in
 kernels)     # 5: every kernel against its twin, compiled; graphs of scans

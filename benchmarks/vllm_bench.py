@@ -12,6 +12,7 @@ import argparse
 import contextlib
 import json
 import shutil
+import signal
 import statistics
 import subprocess
 import sys
@@ -31,6 +32,8 @@ from demo.server import environment, free_port, started
 
 BLOCK = 16
 """Tokens of a block of the KV cache."""
+PATIENCE = 900
+"""Seconds that engines have to start."""
 VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
 SETTINGS = {"off": {}, "on": on()}
 READ = {
@@ -75,7 +78,7 @@ def own_arguments(kind, args):
 
 def offline(kinds, settings, args, model, folder, env):
     """One round of ``{kind: {setting: what vLLM wrote}}``."""
-    processes, found = {}, {kind: {} for kind in kinds}
+    processes, found, deadline = {}, {kind: {} for kind in kinds}, time.monotonic() + PATIENCE
     try:
         for kind, setting in product(kinds, settings):
             place = folder / f"{kind}-{setting}"
@@ -90,7 +93,8 @@ def offline(kinds, settings, args, model, folder, env):
                 )
         while not all((place / "ready").exists() for place, _ in processes.values()):
             for (kind, _), (place, process) in processes.items():
-                check(kind, process.poll() or 0, place / "log")
+                if process.poll() is not None or time.monotonic() > deadline:
+                    check(kind, f"{process.poll()}, not ready", place / "log")
             time.sleep(0.2)
         for (kind, setting), (place, process) in processes.items():
             (place / "turn").touch()
@@ -203,6 +207,7 @@ def main():
     parser.add_argument("--compiled", action="store_true", help="with torch.compile and CUDA graphs")
     parser.add_argument("--out", type=Path, help="also write the numbers as JSON")
     args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # what was started is ended
     from demo.checkpoint import smollm2
 
     with tempfile.TemporaryDirectory() as name:
@@ -218,7 +223,7 @@ def main():
             print(f"{kind:12}{what:24}{cell['off']:12.2f}{cell['on']:12.2f}{cell['ratio']:9.3f}x")
     if args.out:
         arguments = {key: value for key, value in vars(args).items() if key not in ("out", "model", "tokenizer")}
-        arguments["model"] = args.shape or Path(model).name
+        arguments["model"] = args.shape or (Path(args.model).name if args.model else "SmolLM2-135M-Instruct")
         result = {"machine": machine(), "arguments": arguments, "median": table, "rounds": rounds}
         args.out.write_text(json.dumps(result, indent=1) + "\n")
 

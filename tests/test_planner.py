@@ -9,13 +9,17 @@ from confident_decoding import planner
 from confident_decoding.planner import Schedule, dense_rows, look_ahead, rows_per_read, schedule, warm_up_sizes
 
 
-def check_every_course(rows, depths, per_read):
+def check_every_course(rows, depths, per_read, window=None):
     """However many rows end at each depth: no round is larger than its tensors, and the window's end is reached."""
-    plan, window = schedule(rows, depths, depths - 1, per_read), depths - 1
+    window = depths - 1 if window is None else window
+    plan = schedule(rows, depths, window, per_read)
+    if plan.first >= window:
+        assert plan.rounds == 0
+        return
     reached = {plan.first + 1}
     for _ in range(plan.rounds):
         following = set()
-        for depth in reached - {depths}:
+        for depth in reached - {window + 1}:
             remaining = window - depth + 1
             for alive in range(1, rows + 1):
                 ahead = look_ahead(rows, alive, depth, remaining, per_read)
@@ -23,13 +27,13 @@ def check_every_course(rows, depths, per_read):
                 assert alive * ahead <= plan.capacity, (rows, depths, per_read, alive, depth)
                 following.add(depth + ahead)
         reached = following or reached
-    assert reached == {depths}, "rows would go on"
+    assert reached == {window + 1}, "rows would go on"
 
 
-@given(rows=st.integers(1, 1024), depths=st.integers(2, 40), per_read=st.integers(1, 1024))
+@given(rows=st.integers(1, 1024), depths=st.integers(2, 40), per_read=st.integers(1, 1024), less=st.integers(-20, 38))
 @settings(max_examples=100, deadline=None)
-def test_any_course_of_a_scan_fits(rows, depths, per_read):
-    check_every_course(rows, depths, per_read)
+def test_any_course_of_a_scan_fits(rows, depths, per_read, less):
+    check_every_course(rows, depths, per_read, max(1, depths - 1 - max(0, less)))
 
 
 @pytest.mark.parametrize("depths", [2, 3, 10, 15, 20, 21, 32, 36])
@@ -74,6 +78,7 @@ def test_look_ahead_ends_the_scan_where_two_readings_pay_for_it():
     assert look_ahead(256, 256, 1, 9, 160) == 1
     assert look_ahead(256, 92, 1, 9, 160) == look_ahead(256, 150, 1, 9, 160) == 2, "a threshold has spared the others"
     assert look_ahead(150, 150, 1, 9, 160) == 1
+    assert look_ahead(256, 250, 1, 9, 170) == look_ahead(320, 257, 1, 9, 170) == 1, "the others are a graph's padding"
     assert look_ahead(256, 92, 2, 8, 160) == 2
     assert look_ahead(256, 60, 2, 8, 160) == 2, "2.7 fit"
     assert look_ahead(256, 256, 2, 8, 160) == 2

@@ -111,7 +111,9 @@ def vllm_table(data: Any) -> str:
             lines.append(
                 f"| `vllm bench {kind}` | {name} | {cell['off']:.2f} | {cell['on']:.2f} | {cell['ratio']:.3f}x |"
             )
-    return "\n".join([described(data), "", *lines])
+    count = len(data["rounds"])
+    rounds = f"Medians of {count} rounds." if count > 1 else "One round."
+    return "\n".join([described({"machine": data["machine"]}), rounds, "", *lines])
 
 
 def described(data: Any) -> str:

@@ -89,8 +89,8 @@ def look_ahead(batch: int, rows: int, depth: int, remaining: int, per_read: int)
     if rows * remaining <= 2 * per_read or 4 * batch * remaining <= 13 * per_read:
         return remaining
     # Nearly all rows end by depth 1 or go on for some: one depth at a time would need as many rounds. Rows that a
-    # threshold has left over are more likely to go on.
-    paid, least = (_nearest(per_read, rows), 1) if depth == 1 and rows == batch else (per_read // rows, 2)
+    # threshold has left over are more likely to go on, but they are fewer than what padding to a graph's size leaves.
+    paid, least = (_nearest(per_read, rows), 1) if depth == 1 and 5 * rows > 4 * batch else (per_read // rows, 2)
     return min(remaining, max(least, paid))
 
 

@@ -128,9 +128,9 @@ def _decide(
         tl.store(next_rows + tl.cumsum(goes_on, 0) - 1, row, mask=goes_on > 0)
         left = tl.sum(goes_on, 0)
         remaining = window - first + 1
-        rows_left, every = tl.maximum(left, 1), (first == 1) & (left == batch)
-        least = tl.where(every, 1, 2)
-        paid = tl.where(every, (2 * per_read + rows_left) // (2 * rows_left), per_read // rows_left)
+        rows_left, most = tl.maximum(left, 1), (first == 1) & (5 * left > 4 * batch)
+        least = tl.where(most, 1, 2)
+        paid = tl.where(most, (2 * per_read + rows_left) // (2 * rows_left), per_read // rows_left)
         some = tl.minimum(tl.maximum(least, paid), remaining)
         ends = (left * remaining <= 2 * per_read) | (4 * batch * remaining <= 13 * per_read)
         ahead = tl.where(ends, remaining, some)

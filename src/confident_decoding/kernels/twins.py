@@ -258,8 +258,8 @@ def _compact(candidates: Candidates, rows: Tensor, chosen: Tensor) -> None:
 def _look_ahead(following: Candidates, batch: int, first: Tensor, rule: Rule) -> None:
     """`planner.look_ahead` for the rows that ``following`` lists."""
     m, remaining = following.work[ROWS], rule.window - first + 1
-    rows, per_read, every = m.clamp(min=1), rule.rows_per_read, (first == 1) & (m == batch)
-    least, paid = torch.where(every, 1, 2), torch.where(every, (2 * per_read + rows) // (2 * rows), per_read // rows)
+    rows, per_read, most = m.clamp(min=1), rule.rows_per_read, (first == 1) & (5 * m > 4 * batch)
+    least, paid = torch.where(most, 1, 2), torch.where(most, (2 * per_read + rows) // (2 * rows), per_read // rows)
     some = torch.minimum(torch.maximum(least, paid), remaining)
     ends = (m * remaining <= 2 * per_read) | (4 * batch * remaining <= 13 * per_read)
     ahead = torch.where(ends, remaining, some)
