@@ -43,8 +43,8 @@ need not round alike.
 """
 OPEN = {
     "drafters": "What a draft model proposed with p=0 differed somewhere from a standard server's proposals; tokens "
-    "and logprobs were equal to the bit. Proposals for requests that had ended were compared as well; the check has been "
-    "changed not to.",
+    "and logprobs were equal to the bit. Proposals for requests that had ended were compared as well; the check has "
+    "been changed not to.",
     "experts": "No engine answered, for a reason that was not kept.",
     "graphs": "Three of eight prompts differed from an eager engine's in their first tokens' logprobs, with every kind "
     "of CUDA graph and in both runners. A compiled engine rounds otherwise than an eager one, and of three logprobs "
