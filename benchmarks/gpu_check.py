@@ -131,7 +131,10 @@ def cache(model):
         layers = [str([LAYERS - 1 - d for d in depths])] if config else []
         loaded = "Directly load" in result["log"]
         ok = bool(result["tokens"]) and armed == layers and loaded == (number > 2)
-        report(f"run {number}: {config or 'off'}", ok, f"{armed} {'loaded from the cache' if loaded else 'compiled'}")
+        told = (
+            f"{armed} {'loaded from the cache' if loaded else 'compiled'}, started in {result.get('start_s', 0):.1f} s"
+        )
+        report(f"run {number}: {config or 'off'}", ok, told)
 
 
 OWN = [

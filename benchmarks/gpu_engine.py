@@ -7,6 +7,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from pathlib import Path
 
 from safetensors.torch import load_file
@@ -114,7 +115,9 @@ def child(spec):
     logging.setLogRecordFactory(factory)
     from vllm import LLM, SamplingParams
 
+    begun = time.perf_counter()
     llm = LLM(**spec["engine"])
+    took = time.perf_counter() - begun
     if spec.get("sync"):
         llm.llm_engine.model_executor.collective_rpc(forbid_sync)
     proposed = record_drafts(llm) if spec["engine"].get("speculative_config") else []
@@ -143,6 +146,7 @@ def child(spec):
         "later": later,
         "drafts": proposed,
         "lines": lines,
+        "start_s": took,
         "runner": runner,
         "asynchronous": bool(scheduling),
         "sequence_parallel_experts": bool(llm.llm_engine.vllm_config.parallel_config.use_sequence_parallel_moe),

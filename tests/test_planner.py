@@ -22,10 +22,11 @@ def check_every_course(rows, depths, per_read, window=None):
         for depth in reached - {window + 1}:
             remaining = window - depth + 1
             for alive in range(1, rows + 1):
-                ahead = look_ahead(rows, alive, depth, remaining, per_read)
-                assert 1 <= ahead <= remaining
-                assert alive * ahead <= plan.capacity, (rows, depths, per_read, alive, depth)
-                following.add(depth + ahead)
+                for scanned in (rows, alive):
+                    ahead = look_ahead(rows, alive, depth, remaining, per_read, scanned)
+                    assert 1 <= ahead <= remaining
+                    assert alive * ahead <= plan.capacity, (rows, depths, per_read, alive, depth)
+                    following.add(depth + ahead)
         reached = following or reached
     assert reached == {window + 1}, "rows would go on"
 
@@ -78,7 +79,11 @@ def test_look_ahead_ends_the_scan_where_two_readings_pay_for_it():
     assert look_ahead(256, 256, 1, 9, 160) == 1
     assert look_ahead(256, 92, 1, 9, 160) == look_ahead(256, 150, 1, 9, 160) == 2, "a threshold has spared the others"
     assert look_ahead(150, 150, 1, 9, 160) == 1
-    assert look_ahead(256, 250, 1, 9, 170) == look_ahead(320, 257, 1, 9, 170) == 1, "the others are a graph's padding"
+    assert look_ahead(256, 128, 1, 9, 170) == 2
+    assert look_ahead(256, 128, 1, 9, 170, scanned=130) == 1, (
+        "the others are a graph's padding, or keep the final layer"
+    )
+    assert look_ahead(256, 128, 1, 9, 170, scanned=200) == 2
     assert look_ahead(256, 92, 2, 8, 160) == 2
     assert look_ahead(256, 60, 2, 8, 160) == 2, "2.7 fit"
     assert look_ahead(256, 256, 2, 8, 160) == 2

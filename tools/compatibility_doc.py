@@ -21,7 +21,6 @@ VERDICTS = {
     "what it said is at the end of this page",
     "refused": "the start, or the request, fails with a message that names it",
     "not applicable": "the plugin stands aside; a test shows that nothing else changes",
-    "not shown": "accepted at the start, because nothing speaks against it; no test has shown that it works",
 }
 INTRO = """\
 # Compatibility
@@ -45,7 +44,7 @@ OPEN = {
     "drafters": "What a draft model proposed with p=0 differed somewhere from a standard server's proposals; tokens "
     "and logprobs were equal to the bit. Proposals for requests that had ended were compared as well; the check has "
     "been changed not to.",
-    "experts": "No engine answered, for a reason that was not kept.",
+    "experts": "Four ranks that share one GPU: no engine answered, for a reason that was not kept.",
     "graphs": "Three of eight prompts differed from an eager engine's in their first tokens' logprobs, with every kind "
     "of CUDA graph and in both runners. A compiled engine rounds otherwise than an eager one, and of three logprobs "
     "the last may be another; the check has been changed to compare with a compiled engine without graphs.",

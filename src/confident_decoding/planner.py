@@ -74,7 +74,7 @@ class Schedule:
     rows_per_read: int = 0
 
 
-def look_ahead(batch: int, rows: int, depth: int, remaining: int, per_read: int) -> int:
+def look_ahead(batch: int, rows: int, depth: int, remaining: int, per_read: int, scanned: int | None = None) -> int:
     """Depths that a round projects for each of ``rows`` that are still descending.
 
     Args:
@@ -83,14 +83,16 @@ def look_ahead(batch: int, rows: int, depth: int, remaining: int, per_read: int)
         depth: The first depth of the round.
         remaining: Depths from there to the window's end, at least 1.
         per_read: Rows per reading of the weight.
+        scanned: How many of the B rows their limits let leave depth 0 at all; None = all.
     """
     # A round more is launched whether it has rows or not. Most rows have ended by now, so even if all might go on
     # it is cheaper to be done here, as long as that would not take many readings.
     if rows * remaining <= 2 * per_read or 4 * batch * remaining <= 13 * per_read:
         return remaining
     # Nearly all rows end by depth 1 or go on for some: one depth at a time would need as many rounds. Rows that a
-    # threshold has left over are more likely to go on, but they are fewer than what padding to a graph's size leaves.
-    paid, least = (_nearest(per_read, rows), 1) if depth == 1 and 5 * rows > 4 * batch else (per_read // rows, 2)
+    # threshold has left over are more likely to go on.
+    nearly_all = 5 * rows > 4 * (batch if scanned is None else scanned)
+    paid, least = (_nearest(per_read, rows), 1) if depth == 1 and nearly_all else (per_read // rows, 2)
     return min(remaining, max(least, paid))
 
 

@@ -92,7 +92,8 @@ def test_decisions_are_the_scan(name, batch, shards, first, window, limited, min
     for number, (m, start, ahead, rows) in enumerate(log):
         assert rows == sorted(set(rows))
         if number:
-            assert ahead == look_ahead(batch, m, start, window - start + 1, 20)
+            scanned = int((limits >= 1).sum()) if limited else batch
+            assert ahead == look_ahead(batch, m, start, window - start + 1, 20, scanned)
 
 
 @pytest.mark.parametrize("name", IMPLEMENTATIONS)

@@ -3,14 +3,18 @@
 import json
 import os
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from conftest import greedy, on, tiny_engine
+from models.checkpoints import CHECKPOINTS
 from oracle import entropy, trough
 from safetensors.torch import load_file
+
+from demo.server import free_port
 
 pytestmark = pytest.mark.engine
 # Functions of modules beside this one are sent to the workers.
@@ -90,6 +94,44 @@ def test_expert_parallel_ranks_choose_what_one_chooses(experts):
     pattern = r"\[trough-decoding\] step=.* tokens_kept_at_final=\S+"
     assert lines(one, pattern) == lines(two, pattern)
     assert len(lines(one, pattern)) == 16
+
+
+@pytest.fixture(scope="module", params=["Qwen3MoeForCausalLM", "DeepseekV3ForCausalLM-mha"])
+def four_ranks_of_experts(request, run_engines, tiny):
+    """One rank; and two data-parallel engines of two tensor-parallel ranks each, the experts divided over all four.
+
+    The second engine is asked less: in the end it steps only because the other does.
+    """
+    path, row, config = tiny(request.param), CHECKPOINTS[request.param], on(trough_log_interval=1)
+    place = {"VLLM_DP_SIZE": "2", "VLLM_DP_MASTER_IP": "127.0.0.1", "VLLM_DP_MASTER_PORT": str(free_port())}
+    split = {"tensor_parallel_size": 2, "enable_expert_parallel": True}
+    repaired = {"worker_extension_cls": "gathered_experts.GatheredExperts"}
+    asked, own = {"ranks": "gathered_experts.sequence_parallel"}, {**row.options, **row.cpu_options}
+
+    def engine(rank):
+        env = {**FROM_HERE, **row.env, **place, "VLLM_DP_RANK": str(rank), "VLLM_DP_RANK_LOCAL": str(rank)}
+        calls = [{**CALLS[0], "prompts": PROMPTS[: 3 - rank]}]
+        return run(run_engines, path, config, env, calls, asked, **own, **split, **repaired)
+
+    with ThreadPoolExecutor(2) as pool:
+        engines = list(pool.map(engine, range(2)))
+    return run(run_engines, path, config, row.env, **own), engines
+
+
+@pytest.mark.slow
+def test_sequence_parallel_experts_choose_what_one_rank_chooses(four_ranks_of_experts):
+    one, engines = four_ranks_of_experts
+    expected, pattern = one["calls"][0], r"tokens_kept_at_final=(\d+)/(\d+)"
+    for number, engine in enumerate(engines):
+        assert [chosen for chosen, _ in engine["ranks"]] == [True, True]
+        assert all(layers > 0 for _, layers in engine["ranks"])
+        found = engine["calls"][0]
+        assert found["tokens"] == expected["tokens"][: 3 - number]
+        for a, b in zip(found["prompt_logprobs"], expected["prompt_logprobs"], strict=False):
+            for row_a, row_b in zip(a[1:], b[1:], strict=True):
+                assert dict(row_a) == pytest.approx(dict(row_b), abs=1e-3)
+    assert lines(engines[0], pattern) == lines(one, pattern)
+    assert any(kept != tokens for kept, tokens in lines(one, pattern)), "the switch must matter"
 
 
 @pytest.mark.slow

@@ -128,7 +128,8 @@ def _decide(
         tl.store(next_rows + tl.cumsum(goes_on, 0) - 1, row, mask=goes_on > 0)
         left = tl.sum(goes_on, 0)
         remaining = window - first + 1
-        rows_left, most = tl.maximum(left, 1), (first == 1) & (5 * left > 4 * batch)
+        scanned = tl.sum(tl.where(here & (own_limit >= 1), 1, 0), 0)  # of all rows, where depth 1 is next
+        rows_left, most = tl.maximum(left, 1), (first == 1) & (5 * left > 4 * scanned)
         least = tl.where(most, 1, 2)
         paid = tl.where(most, (2 * per_read + rows_left) // (2 * rows_left), per_read // rows_left)
         some = tl.minimum(tl.maximum(least, paid), remaining)

@@ -258,7 +258,9 @@ def _compact(candidates: Candidates, rows: Tensor, chosen: Tensor) -> None:
 def _look_ahead(following: Candidates, batch: int, first: Tensor, rule: Rule) -> None:
     """`planner.look_ahead` for the rows that ``following`` lists."""
     m, remaining = following.work[ROWS], rule.window - first + 1
-    rows, per_read, most = m.clamp(min=1), rule.rows_per_read, (first == 1) & (5 * m > 4 * batch)
+    rows, per_read = m.clamp(min=1), rule.rows_per_read
+    scanned = (rule.rows.limits_of(following.rows).clamp(max=rule.window) >= 1).sum()
+    most = (first == 1) & (5 * m > 4 * scanned)
     least, paid = torch.where(most, 1, 2), torch.where(most, (2 * per_read + rows) // (2 * rows), per_read // rows)
     some = torch.minimum(torch.maximum(least, paid), remaining)
     ends = (m * remaining <= 2 * per_read) | (4 * batch * remaining <= 13 * per_read)
