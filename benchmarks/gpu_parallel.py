@@ -196,7 +196,8 @@ def main():
     for name, other in (("one GPU", depths), ("float64", expected)):
         same, same_sure = int((mine == other).sum()), int((mine == other)[sure].sum())
         ok = same_sure == int(sure.sum()) > 0
-        agreement[name] = {"rows": len(rows), "equal": same, "sure": int(sure.sum()), "sure and equal": same_sure}
+        key = f"as_{name.replace(' ', '_').lower()}"
+        agreement |= {key: same, f"{key}_where_rounding_cannot_turn": [same_sure, int(sure.sum())]}
         print(
             f"{'PASS' if ok else 'FAIL'}  depths as of {name}: {same}/{len(rows)} rows, "
             f"{same_sure}/{int(sure.sum())} where rounding cannot turn the scan"
@@ -213,8 +214,9 @@ def main():
             "equal": equal,
             "rows": len(ranks[0]),
             "mean_depth": mean,
-            "depths as of": agreement,
             "bytes": sent,
+            "rows_looked_at": len(rows),
+            **agreement,
         }
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     sharded = run({**options, "enable_batch_sharded_sampling": True}, 64, record=False)
