@@ -36,7 +36,19 @@ from itertools import product
 from pathlib import Path
 
 from benchmarks import gpu_adapters, gpu_drafters, gpu_lifecycle, gpu_ranks
-from benchmarks.gpu_engine import INVARIANT, PROMPTS, REPORTING, RUNNERS, any_failed, on, report, run, same, write_to
+from benchmarks.gpu_engine import (
+    DETERMINISTIC,
+    INVARIANT,
+    PROMPTS,
+    REPORTING,
+    RUNNERS,
+    any_failed,
+    on,
+    report,
+    run,
+    same,
+    write_to,
+)
 from benchmarks.shapes import LAYERS, small_checkpoint
 
 
@@ -178,7 +190,7 @@ def graphs(model):
     """
     ended = [{"logprobs": 8, "max_tokens": 4 + 2 * number} for number in range(len(STAGGERED))]
     staggered = {"prompts": STAGGERED, "sampling": ended, "max_num_batched_tokens": 64}
-    kinds = {"batch-invariant": (INVARIANT, staggered), "kernels": ({"TORCHINDUCTOR_DETERMINISTIC": "1"}, {})}
+    kinds = {"batch-invariant": (INVARIANT, staggered), "kernels": ({DETERMINISTIC: "1"}, {})}
 
     def with_graphs(case):
         runner, kind = case

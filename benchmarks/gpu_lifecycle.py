@@ -12,10 +12,13 @@ from pathlib import Path
 
 from safetensors.torch import load_file, save_file
 
-from benchmarks.gpu_engine import INVARIANT, PROMPTS, RUNNERS, on, report, run, same
+from benchmarks.gpu_engine import DETERMINISTIC, INVARIANT, PROMPTS, RUNNERS, on, report, run, same
 from benchmarks.shapes import small_checkpoint
 
-MODES = {"batch-invariant": {"env": INVARIANT, "enforce_eager": True}, "kernels and graphs": {"env": {}}}
+MODES = {
+    "batch-invariant": {"env": INVARIANT, "enforce_eager": True},
+    "kernels and graphs": {"env": {DETERMINISTIC: "1"}},
+}
 """Options of `run`."""
 NOISE = 0.1  # nats; another checkpoint, or weights that are not there, differ by several
 
