@@ -47,7 +47,7 @@ OPEN = {
     "experts": "Four ranks that share one GPU: no engine answered, for a reason that was not kept.",
     "graphs": "Three of eight prompts differed from an eager engine's in their first tokens' logprobs, with every kind "
     "of CUDA graph and in both runners. The check asked for three logprobs: where rounding swaps the third and the "
-    "fourth, one is missing. Compiled and eager on the CPU, three prompts differ so as well, and of eight logprobs none "
+    "fourth, one is missing. Compiled and eager on the CPU, three prompts differ so too, and of eight logprobs none "
     "is further apart than 0.12 nats. The check has been changed: eight logprobs, and a compiled engine without graphs "
     "to compare with.",
     "lora": "In the second runner, batch-invariant, a batch of mixed adapters gave the tokens of batches with one "
