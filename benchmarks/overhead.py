@@ -21,8 +21,8 @@ from benchmarks.shapes import SHAPES, write_shape
 from benchmarks.timing import machine
 from confident_decoding.bench.results import medians
 
-PROMPT, BLOCK = 16, 16
-"""Tokens of a prompt (`benchmarks.engine`), and of a block of the KV cache."""
+PROMPT = 16
+"""Tokens of a prompt (`benchmarks.engine`)."""
 SWITCH = "enable_multi_layer_entropy_selection"
 
 
@@ -234,7 +234,7 @@ def main():
             **sharing.options(
                 model,
                 engines=1 + args.again + len(args.settings) * len(args.layers),
-                tokens=max(max(args.batch) * (PROMPT + args.tokens + BLOCK), longest + BLOCK),
+                tokens=max(max(args.batch) * (PROMPT + args.tokens + sharing.BLOCK), longest + sharing.BLOCK),
                 batches=args.batch,
                 dtype=args.dtype,
                 tensor_parallel_size=args.tensor_parallel_size,

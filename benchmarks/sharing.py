@@ -1,5 +1,8 @@
 """Engines that share one GPU: what each may take of it."""
 
+BLOCK = 16
+"""Tokens of a block of the KV cache."""
+
 
 def options(model, *, engines, tokens, batches, dtype="bfloat16", tensor_parallel_size=1):
     """Options with which so many engines fit, CUDA graphs for what is asked among them; none without a GPU.

@@ -30,8 +30,6 @@ from benchmarks.timing import machine
 from confident_decoding.engines.process import end_group
 from demo.server import environment, free_port, started
 
-BLOCK = 16
-"""Tokens of a block of the KV cache."""
 PATIENCE = 900
 """Seconds that engines have to start."""
 VLLM = [sys.executable, "-m", "vllm.entrypoints.cli.main"]
@@ -54,7 +52,7 @@ def engine_arguments(args, model, config, engines):
     words = ["--model", model, "--dtype", "bfloat16", "--max-model-len", "1024", "--no-enable-prefix-caching"]
     words += ["--max-num-seqs", str(args.batch), "--max-num-batched-tokens", "8192"]
     words += ["--additional-config", json.dumps(config)]
-    tokens = args.batch * (args.input + args.output + BLOCK)
+    tokens = args.batch * (args.input + args.output + sharing.BLOCK)
     for name, value in sharing.options(model, engines=engines, tokens=tokens, batches=[args.batch]).items():
         words += [f"--{name.replace('_', '-')}", json.dumps(value)]
     if args.shape:
