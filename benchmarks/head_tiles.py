@@ -76,11 +76,11 @@ def project_kernel(
         for k in range(0, hidden, DEPTH):
             sums = tl.dot(states.load([row, k]), weight.load([column, k]).T, sums)
         if ACCELERATED:
-            result.store([row, column], sums.to(tl.bfloat16))
+            result.store([row, column], sums.to(states.dtype))
         else:
             rows, cols = row + tl.arange(0, ROWS), column + tl.arange(0, COLUMNS)
             place = result + rows[:, None].to(tl.int64) * columns + cols[None, :]
-            tl.store(place, sums.to(tl.bfloat16), mask=(rows < end)[:, None] & (cols < columns)[None, :])
+            tl.store(place, sums.to(states.dtype), mask=(rows < end)[:, None] & (cols < columns)[None, :])
 
 
 def project(form, states, weight, count, result, processors):
